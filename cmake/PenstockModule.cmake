@@ -1,0 +1,42 @@
+# penstock_module(NAME SOURCES ... DEPS <folders> LIBS <private external targets> PUBLIC_LIBS <public ones>
+#                 TESTS foo_test.cc ... TEST_LIBS <extra targets for the tests>)
+#
+# One static library `penstock_NAME` (alias penstock::NAME) per folder of src/, and one test executable
+# `penstock_NAME_test` whose cases are registered one by one with CTest under the label NAME.
+function(penstock_module name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LIBS;PUBLIC_LIBS;TESTS;TEST_LIBS" ${ARGN})
+  set(target penstock_${name})
+  if(ARG_SOURCES)
+    add_library(${target} STATIC ${ARG_SOURCES})
+    set(scope PUBLIC)
+  else()
+    add_library(${target} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  add_library(penstock::${name} ALIAS ${target})
+  target_link_libraries(${target} ${scope} penstock_options ${ARG_PUBLIC_LIBS})
+  foreach(dep ${ARG_DEPS})
+    target_link_libraries(${target} ${scope} penstock_${dep})
+  endforeach()
+  if(ARG_LIBS)
+    target_link_libraries(${target} PRIVATE ${ARG_LIBS})
+  endif()
+  if(PENSTOCK_TESTS AND ARG_TESTS)
+    penstock_test(${target}_test LABEL ${name} SOURCES ${ARG_TESTS} LIBS ${target} ${ARG_TEST_LIBS})
+  endif()
+endfunction()
+
+# penstock_test(TARGET LABEL label SOURCES ... LIBS ... [TIMEOUT s] [ENV "A=1"] [PREFIX p.] [FILTER gtest-filter])
+function(penstock_test target)
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LIBS;ENV" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  add_executable(${target} ${ARG_SOURCES})
+  target_link_libraries(${target} PRIVATE ${ARG_LIBS} penstock_options GTest::gtest GTest::gtest_main)
+  target_compile_definitions(${target} PRIVATE PENSTOCK_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
+                                               PENSTOCK_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+    TEST_PREFIX "${ARG_LABEL}." PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT}
+    ENVIRONMENT "${ARG_ENV}")
+endfunction()

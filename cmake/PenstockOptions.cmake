@@ -1,0 +1,53 @@
+# Every switch of the build in one place.
+option(PENSTOCK_TESTS "Build the tests" ON)
+option(PENSTOCK_BENCH "Build the micro benchmarks under bench/" OFF)
+option(PENSTOCK_FUZZ "Build the libFuzzer targets (needs clang)" OFF)
+option(PENSTOCK_MPI "Ranks on several machines over MPI" ON)
+option(PENSTOCK_WERROR "Warnings are errors" ON)
+option(PENSTOCK_CHECKS "PENSTOCK_DCHECK is active" OFF)
+set(PENSTOCK_SANITIZE "" CACHE STRING "empty, address or thread")
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo)
+endif()
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1
+      CCACHE_BASEDIR=${CMAKE_SOURCE_DIR} ${CCACHE_PROGRAM})
+endif()
+find_program(MOLD_PROGRAM mold)
+if(MOLD_PROGRAM)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+add_library(penstock_options INTERFACE)
+target_compile_options(penstock_options INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wno-missing-field-initializers -ffp-contract=off
+  # GCC 12 reports these on its own std::string and std::vector (gcc bugs 105651, 105329).
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict;-Wno-stringop-overflow;-Wno-array-bounds;-Wno-maybe-uninitialized>)
+target_compile_options(penstock_options INTERFACE -Werror=unused-result)
+if(PENSTOCK_WERROR)
+  target_compile_options(penstock_options INTERFACE -Werror)
+endif()
+target_include_directories(penstock_options INTERFACE ${CMAKE_SOURCE_DIR}/src)
+if(PENSTOCK_CHECKS)
+  target_compile_definitions(penstock_options INTERFACE PENSTOCK_CHECKS=1)
+endif()
+if(PENSTOCK_SANITIZE STREQUAL "address")
+  target_compile_options(penstock_options INTERFACE
+    -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+elseif(PENSTOCK_SANITIZE STREQUAL "thread")
+  target_compile_options(penstock_options INTERFACE -fsanitize=thread -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=thread)
+elseif(PENSTOCK_SANITIZE)
+  message(FATAL_ERROR "PENSTOCK_SANITIZE must be empty, address or thread, not ${PENSTOCK_SANITIZE}")
+endif()
+find_package(Threads REQUIRED)
+target_link_libraries(penstock_options INTERFACE Threads::Threads)

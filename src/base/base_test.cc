@@ -1,0 +1,76 @@
+#include <gtest/gtest.h>
+
+#include "base/ids.h"
+#include "base/json.h"
+#include "base/result.h"
+#include "base/rng.h"
+#include "base/units.h"
+
+namespace penstock {
+namespace {
+
+Result<int> Half(int number) {
+  if (number % 2 != 0) {
+    return MakeError(ErrorCode::kInvalidArgument, "[test.Half] got {}, wanted an even number", number);
+  }
+  return number / 2;
+}
+
+Result<int> Quarter(int number) {
+  PENSTOCK_TRY_ASSIGN(const int half, Half(number));
+  PENSTOCK_TRY(Half(half));
+  return Half(half);
+}
+
+TEST(Result, PassesValuesAndErrorsThroughTheMacros) {
+  EXPECT_EQ(Quarter(8).value(), 2);
+  EXPECT_EQ(Quarter(6).error().message, "[test.Half] got 3, wanted an even number");
+}
+
+// Known answers of the Random123 distribution (kat_vectors, philox4x32 10).
+TEST(Rng, PhiloxGivesThePublishedVectors) {
+  EXPECT_EQ(Philox({0, 0, 0, 0}, 0), (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(Philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, 0xffffffffffffffffULL),
+            (std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+}
+
+TEST(Json, NamesLineAndColumnOfASyntaxError) {
+  const auto result = ParseJson("{\n  \"a\": tru\n}", "x.json");
+  ASSERT_FALSE(result.ok());
+  EXPECT_NE(result.error().message.find("x.json:2:"), std::string::npos) << result.error().message;
+}
+
+TEST(Json, RefusesDeepNestingWithoutRecursion) {
+  const auto result = ParseJson(std::string(1 << 20, '['), "deep.json");
+  ASSERT_FALSE(result.ok());
+  EXPECT_NE(result.error().message.find("nested"), std::string::npos);
+}
+
+TEST(Json, ReadsMembersWithinTheirRange) {
+  const Json object = ParseJson(R"({"a": 3, "b": null, "c": [1, 2], "d": 5, "e": 1.5})", "x").value();
+  const JsonReader reader(object, "x");
+  EXPECT_EQ(reader.Int("a", 0, 5).value(), 3);
+  EXPECT_FALSE(reader.Int("a", 4, 5).ok());
+  EXPECT_EQ(reader.IntOr("b", 7, 0, 9).value(), 7);
+  EXPECT_EQ(reader.IntsOr("c", 0, 9).value(), (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(reader.IntsOr("d", 0, 9).value(), (std::vector<int64_t>{5}));
+  EXPECT_FALSE(reader.Int("e", 0, 5).ok());
+}
+
+TEST(Units, FormatsAndParsesBytes) {
+  EXPECT_EQ(FormatBytes(16060522496.0), "16.06 GB");
+  EXPECT_EQ(ParseBytes("1.5GiB", "x").value(), 1610612736);
+  EXPECT_EQ(ParseBytes("2g", "x").value(), 2000000000);
+  EXPECT_FALSE(ParseBytes("2x", "x").ok());
+  EXPECT_FALSE(ParseBytes("-2", "x").ok());
+  EXPECT_EQ(FormatCount(-1234567), "-1,234,567");
+}
+
+TEST(Units, FindsTheNearestName) {
+  const std::vector<std::string> names = {"warmup_steps", "weight_decay"};
+  EXPECT_EQ(NearestName("warmup_step", names), "warmup_steps");
+  EXPECT_EQ(NearestName("zzz", names), "");
+}
+
+}  // namespace
+}  // namespace penstock
