@@ -1,0 +1,189 @@
+// Device: everything that a stage executor asks of the hardware. One object per rank; callers hand
+// in tensors and never touch elements.
+//
+// Numbers: activations are float32. Every operation gives the same bits for a row whatever other
+// rows are in the batch and whatever the number of threads: each output has one order of reduction.
+// A matrix product rounds its inputs as the weight type says:
+//   kF32   nothing is rounded
+//   kBF16  weights and inputs are rounded to bf16 (nearest, ties to even), sums are float32
+//   kInt8  weights per output channel, inputs per token (symmetric), exact integer sums
+//   kInt4  the file's 4-bit blocks of 32 as they are (scale, and minimum where it has one), inputs
+//   in 8 bits per block of 32 columns
+// Not thread-safe: one thread calls, the device uses its own pool inside.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "tensor/matrix_source.h"
+#include "tensor/memory.h"
+#include "tensor/tensor.h"
+
+namespace penstock::kernels {
+
+enum class WeightType : uint8_t { kF32, kBF16, kInt8, kInt4 };
+enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared };
+
+std::string_view WeightTypeName(WeightType type);
+
+// A weight matrix packed for this device, made by Device::LoadMatrix. Rows are output features.
+class Matrix {
+ public:
+  virtual ~Matrix() = default;
+  virtual int64_t rows() const = 0;
+  virtual int64_t columns() const = 0;
+  virtual WeightType type() const = 0;
+  virtual int64_t bytes() const = 0;  // what it took from the account
+};
+
+// The keys and values of one attention layer: pages of `block_tokens` tokens, addressed by global
+// block ids.
+class KvCache {
+ public:
+  virtual ~KvCache() = default;
+};
+
+struct KvCacheSpec {
+  int64_t blocks = 0;
+  int64_t block_tokens = 32;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t value_dim = 0;
+  DType type = DType::kBF16;  // kBF16 or kF32
+};
+
+// Consecutive rows of one sequence in the batch.
+struct SequenceRows {
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  int64_t first_position = 0;       // position of the first row; rows are consecutive positions
+  std::span<const int32_t> blocks;  // block table: position p lies in blocks[p / block_tokens];
+                                    // blocks that fell out of the window hold -1
+  bool long_rope = false;           // LongRoPE's choice for this sequence
+};
+
+struct AttentionParams {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t value_dim = 0;
+  float scale = 1.0F;
+  float soft_cap = 0.0F;
+  int64_t window = 0;
+};
+
+struct RopeParams {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  int64_t rotary_dim = 0;
+  bool interleaved = false;
+  std::span<const float> inverse_frequencies;
+  std::span<const float> long_inverse_frequencies;
+  float scale = 1.0F;
+  float long_scale = 1.0F;
+};
+
+struct MoeParams {
+  bool sigmoid = false;  // else softmax over all experts
+  bool normalize = false;
+  int64_t chosen = 0;
+  float weight_scale = 1.0F;
+  Activation activation = Activation::kSilu;
+  Tensor router;                           // [experts, width] float32
+  Tensor router_bias;                      // [1, experts] float32, or empty
+  std::span<const Matrix* const> gate_up;  // per expert [2 * ffn, width]: gate rows, then up rows
+  std::span<const Matrix* const> down;     // per expert [width, ffn]
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  // "cpu avx512 (bf16, vnni), 2 threads".
+  virtual std::string Description() const = 0;
+  // Instruction set that decides the bits: "avx2", "avx512", "amx".
+  virtual std::string InstructionSet() const = 0;
+
+  // ---- Weights ----
+
+  // Packs the rows of `parts`, one after the other, as one matrix. Reads each part by rows, a
+  // bounded piece at a time, and drops its pages. kInt4 REQUIRES parts of types q4_0 or q4_1.
+  // Errors: kOutOfMemory; those of MatrixSource::ReadRows (NaN names the tensor).
+  virtual Result<std::unique_ptr<Matrix>> LoadMatrix(std::span<const MatrixSource* const> parts,
+                                                     WeightType type, MemoryAccount& account) = 0;
+  // Bytes that LoadMatrix takes from the account, exactly. `source` matters for kInt4.
+  virtual int64_t MatrixBytes(int64_t rows, int64_t columns, WeightType type,
+                              DType source) const = 0;
+
+  // ---- Operations. Tensors are float32 [rows, columns] unless said otherwise; `out` may be `x`
+  // where marked (in place). ----
+
+  // out[i] = table row ids[i] * scale, dequantized.
+  virtual void Embed(const Matrix& table, std::span<const int32_t> ids, float scale,
+                     Tensor out) = 0;
+  // Scratch bytes that Linear needs for `rows` rows.
+  virtual int64_t LinearWorkspaceBytes(const Matrix& weight, int64_t rows) const = 0;
+  // out [rows, weight.rows()] = x weight^T + bias. bias: [1, weight.rows()] float32 or empty.
+  // workspace: at least LinearWorkspaceBytes.
+  virtual void Linear(const Matrix& weight, Tensor x, Tensor bias, Tensor out,
+                      Tensor workspace) = 0;
+  // Groups of `group` columns are normalized apart (0: the whole row). weight [1, group or
+  // columns]. In place allowed.
+  virtual void RmsNorm(Tensor x, Tensor weight, float epsilon, bool add_one, int64_t group,
+                       Tensor out) = 0;
+  // In place allowed.
+  virtual void Rope(Tensor x, const RopeParams& params, std::span<const SequenceRows> sequences,
+                    Tensor out) = 0;
+  // out = act(gate) * up. In place (gate or up) allowed.
+  virtual void Gated(Activation activation, Tensor gate, Tensor up, Tensor out) = 0;
+  virtual void Act(Activation activation, Tensor x, Tensor out) = 0;
+  virtual void Add(Tensor a, Tensor b, Tensor out) = 0;
+  virtual void Scale(Tensor x, float factor, Tensor out) = 0;
+  virtual void SoftCap(Tensor x, float cap, Tensor out) = 0;
+  // out[i] = x[rows[i]]
+  virtual void GatherRows(Tensor x, std::span<const int32_t> rows, Tensor out) = 0;
+
+  // ---- Attention over paged keys and values ----
+
+  virtual Result<std::unique_ptr<KvCache>> CreateKvCache(const KvCacheSpec& spec,
+                                                         MemoryAccount& account) = 0;
+  virtual int64_t KvCacheBytes(const KvCacheSpec& spec) const = 0;
+  virtual int64_t AttentionWorkspaceBytes(const AttentionParams& params, int64_t rows) const = 0;
+  // Writes k [rows, kv_heads * head_dim] and v [rows, kv_heads * value_dim] at their positions,
+  // then out [rows, heads * value_dim] = attention of q [rows, heads * head_dim]. Never holds the
+  // score matrix. Blocks of other sequences are not touched.
+  virtual void Attention(KvCache& cache, const AttentionParams& params,
+                         std::span<const SequenceRows> sequences, Tensor q, Tensor k, Tensor v,
+                         Tensor out, Tensor workspace) = 0;
+
+  // ---- Mixture of experts ----
+
+  virtual int64_t MoeWorkspaceBytes(const MoeParams& params, int64_t rows) const = 0;
+  virtual void Moe(const MoeParams& params, Tensor x, Tensor out, Tensor workspace) = 0;
+
+  // ---- Results ----
+
+  // Index of the first row with a NaN or infinity, or -1.
+  virtual int64_t FirstNonFiniteRow(Tensor x) const = 0;
+};
+
+struct CpuOptions {
+  int threads = 1;
+  bool pin = false;  // pin thread i to `cores[i]`
+  std::vector<int> cores;
+};
+
+// The CPU with the best kernels of this machine, capped by the environment variable
+// PENSTOCK_MAX_ISA (avx2, avx512, amx). Errors: kUnsupported below AVX2; kInvalidArgument for an
+// unknown cap.
+Result<std::unique_ptr<Device>> CreateCpuDevice(const CpuOptions& options);
+
+// Usable cores of this process (its affinity mask and control group).
+int UsableCores();
+
+}  // namespace penstock::kernels

@@ -1,0 +1,263 @@
+// The layer graph: what a model computes, without a word about who computes it or how it is cut.
+//
+// A graph is a list of operations in execution order. Each operation belongs to a layer (0 is the
+// embedding, the last one the head), reads values, writes values, and names the weight tensors and
+// the per-sequence state that it uses. Values are written once and may be read by any later
+// operation of any later layer: which of them cross a boundary is worked out by cut.h, not stated
+// by a family.
+//
+// Every activation is a matrix [tokens, width] in float32. A family is a function that builds a
+// graph with a GraphBuilder.
+
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/result.h"
+
+namespace penstock::model {
+
+enum class ValueType : uint8_t { kTokens, kActivation };
+
+// One value of the graph. Width 1 for kTokens (int32 ids).
+struct Value {
+  std::string name;  // "hidden.3": stands in `inspect`, messages and errors
+  ValueType type = ValueType::kActivation;
+  int64_t width = 0;  // elements per token
+  LayerId producer;   // layer that writes it; invalid for the model's input (the token ids)
+};
+
+enum class TensorRole : uint8_t { kMatrix, kVector, kEmbedding };
+
+// A weight by its canonical name: that of the Hugging Face folder. Vectors have shape [n], matrices
+// [outputs, inputs]. A tensor that is used twice (tied weights, shared layers) stands here once.
+struct WeightTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+  TensorRole role = TensorRole::kMatrix;
+  bool routed_expert = false;  // only a chosen few of these are read per token
+};
+
+// Rotation angles of rotary embedding: angle(position, i) = position * inverse_frequencies[i],
+// computed in float32.
+struct RopeTable {
+  std::vector<float> inverse_frequencies;       // rotary_dim / 2
+  std::vector<float> long_inverse_frequencies;  // LongRoPE: used by sequences whose full length
+                                                // exceeds `long_from`; else empty
+  int64_t long_from = 0;
+  float scale = 1.0F;  // multiplies cos and sin (YaRN and LongRoPE attention factor)
+  float long_scale = 1.0F;
+};
+
+enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared };
+
+// ---- Operations. Inputs and outputs are listed in the order given. ----
+
+// tokens -> x [width]. x = table[id] * scale
+struct EmbedOp {
+  TensorId table;
+  float scale = 1.0F;
+};
+
+// x -> y. y = x / sqrt(mean(x^2) + eps) * (weight, or 1 + weight), over groups of `group` columns
+// (0: the whole row).
+struct RmsNormOp {
+  TensorId weight;
+  float epsilon = 1e-6F;
+  bool add_one = false;
+  int64_t group = 0;  // per-head norms: the head size; the weight then has `group` elements
+};
+
+// x -> y_0, y_1, ...: y_i = x W_i^T (+ b_i). Several matrices that read the same input are one
+// operation.
+struct LinearOp {
+  std::vector<TensorId> weights;
+  std::vector<TensorId> biases;  // empty, or one per weight (invalid id: none)
+};
+
+// x -> one value per part: adjacent columns of x. No work: the outputs are views. (Fused
+// projections of one stored matrix.)
+struct SplitOp {
+  std::vector<int64_t> widths;
+};
+
+// x -> y. Rotates the first `rotary_dim` columns of each head by the row's position.
+struct RopeOp {
+  int64_t heads = 0;
+  int64_t head_dim = 0;
+  int64_t rotary_dim = 0;
+  bool interleaved = false;  // pairs (0,1),(2,3).. instead of (i, i + rotary_dim/2)
+  RopeTable table;
+};
+
+// q, k, v -> o [heads * value_dim]. Appends k and v to the state, then attends causally over it.
+// A row sees its own position and the `window` - 1 before it (0: all).
+struct AttentionOp {
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t value_dim = 0;
+  float scale = 1.0F;
+  float soft_cap = 0.0F;  // 0: none; else cap * tanh(score / cap) before the mask
+  int64_t window = 0;
+  int32_t state = -1;  // index into Graph::states
+};
+
+// gate, up -> y = act(gate) * up
+struct GatedOp {
+  Activation activation = Activation::kSilu;
+};
+
+// x -> y = act(x)
+struct ActivationOp {
+  Activation activation = Activation::kSilu;
+};
+
+// x -> y. Routes each token to `chosen` of the experts; y = sum over the chosen, in ascending
+// expert order, of weight * down(act(gate) * up).
+struct MoeOp {
+  enum class Scoring : uint8_t { kSoftmax, kSigmoid };
+  TensorId router;                       // [experts, width]
+  TensorId router_bias;                  // invalid: none; used for choosing only
+  std::vector<TensorId> gate, up, down;  // one per expert
+  int64_t chosen = 0;
+  bool normalize = false;  // divide the chosen weights by their sum
+  Scoring scoring = Scoring::kSoftmax;
+  float weight_scale = 1.0F;
+  Activation activation = Activation::kSilu;
+};
+
+// a, b -> a + b
+struct AddOp {};
+
+// x -> x * factor
+struct ScaleOp {
+  float factor = 1.0F;
+};
+
+// x -> cap * tanh(x / cap)
+struct SoftCapOp {
+  float cap = 0.0F;
+};
+
+// x -> the rows whose logits are wanted (the last of each finished prompt, decode rows; all rows
+// when every logit is asked for). Stands in front of the head's work; values after it have fewer
+// rows.
+struct SelectRowsOp {};
+
+using OpParams = std::variant<EmbedOp, RmsNormOp, LinearOp, SplitOp, RopeOp, AttentionOp, GatedOp,
+                              ActivationOp, MoeOp, AddOp, ScaleOp, SoftCapOp, SelectRowsOp>;
+
+struct Op {
+  LayerId layer;
+  std::vector<ValueId> inputs;
+  std::vector<ValueId> outputs;
+  OpParams params;
+};
+
+// What an operation keeps per sequence between steps. The block manager, the plan and `inspect`
+// know only this.
+struct LayerState {
+  enum class Kind : uint8_t { kPagedKv };
+  Kind kind = Kind::kPagedKv;
+  LayerId layer;
+  int64_t key_width = 0;    // elements per token: kv_heads * head_dim
+  int64_t value_width = 0;  // kv_heads * value_dim
+  int64_t window = 0;       // tokens that are ever read again; 0: all
+};
+
+enum class LayerKind : uint8_t { kEmbedding, kDecoder, kHead };
+
+struct Layer {
+  std::string name;  // "embedding", "layer 3", "head"
+  LayerKind kind = LayerKind::kDecoder;
+  int32_t first_op = 0;  // operations [first_op, last_op)
+  int32_t last_op = 0;
+};
+
+// Immutable once built. Cheap to move, costly to copy. Thread-safe for reading.
+struct Graph {
+  std::vector<Value> values;
+  std::vector<WeightTensor> tensors;
+  std::vector<Op> ops;
+  std::vector<Layer> layers;
+  std::vector<LayerState> states;
+  ValueId tokens;  // the input
+  ValueId logits;  // the output [selected rows, vocabulary]
+
+  const Value& value(ValueId id) const { return values[static_cast<size_t>(id.value())]; }
+
+  const WeightTensor& tensor(TensorId id) const { return tensors[static_cast<size_t>(id.value())]; }
+
+  int32_t num_layers() const { return static_cast<int32_t>(layers.size()); }
+};
+
+// Tensors that an operation reads, in a fixed order.
+std::vector<TensorId> TensorsOf(const Op& op);
+
+// Name of the operation's kind: "linear", "attention".
+std::string_view OpName(const Op& op);
+
+// Builds a graph step by step; the checks come at the end, in Build.
+// A layer piece returns the value that it wrote, so that a family reads like its formula.
+class GraphBuilder {
+ public:
+  GraphBuilder();
+
+  ValueId tokens() const { return graph_.tokens; }
+
+  // The operations that follow belong to this layer.
+  void BeginLayer(LayerKind kind, std::string name);
+
+  // The same name and shape give the same tensor (tied weights).
+  TensorId Tensor(std::string name, std::vector<int64_t> shape, TensorRole role,
+                  bool routed_expert = false);
+
+  TensorId Matrix(std::string name, int64_t outputs, int64_t inputs) {
+    return Tensor(std::move(name), {outputs, inputs}, TensorRole::kMatrix);
+  }
+
+  TensorId Vector(std::string name, int64_t size) {
+    return Tensor(std::move(name), {size}, TensorRole::kVector);
+  }
+
+  ValueId Embed(TensorId table, float scale, std::string name);
+  ValueId RmsNorm(ValueId x, const RmsNormOp& params, std::string name);
+  std::vector<ValueId> Linear(ValueId x, const LinearOp& params,
+                              const std::vector<std::string>& names);
+  std::vector<ValueId> Split(ValueId x, const SplitOp& params,
+                             const std::vector<std::string>& names);
+  ValueId Rope(ValueId x, const RopeOp& params, std::string name);
+  // Adds the layer's state by itself: params.state is set here.
+  ValueId Attention(ValueId q, ValueId k, ValueId v, AttentionOp params, std::string name);
+  ValueId Gated(ValueId gate, ValueId up, const GatedOp& params, std::string name);
+  ValueId Act(ValueId x, const ActivationOp& params, std::string name);
+  ValueId Moe(ValueId x, const MoeOp& params, std::string name);
+  ValueId Add(ValueId a, ValueId b, std::string name);
+  ValueId Scale(ValueId x, float factor, std::string name);
+  ValueId SoftCap(ValueId x, float cap, std::string name);
+  ValueId SelectRows(ValueId x, std::string name);
+
+  int64_t width(ValueId id) const { return graph_.value(id).width; }
+
+  // Checks the whole graph and gives it away: widths and shapes agree, values are written before
+  // they are read, layers are in order, no tensor name has two shapes, the first layer is the
+  // embedding and the last one the head. Errors: kInvalidArgument naming layer and operation.
+  Result<Graph> Build(ValueId logits) &&;
+
+ private:
+  ValueId NewValue(std::string name, int64_t width);
+  void AddOp(std::vector<ValueId> inputs, std::vector<ValueId> outputs, OpParams params);
+
+  Graph graph_;
+  std::optional<Error> first_error_;
+};
+
+}  // namespace penstock::model
