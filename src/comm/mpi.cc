@@ -1,0 +1,402 @@
+// Ranks as processes over MPI point-to-point messages.
+//
+// Each lane is one MPI tag; the receiver keeps K + 1 receives posted (K undelivered messages and the one being read), the sender owns K
+// buffers. A credit is a one-byte message back on the lane's tag plus kCreditTag. Waits poll, first without pause, then with short sleeps.
+
+#define OMPI_SKIP_MPICXX 1  // only the C interface
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <list>
+#include <optional>
+#include <thread>
+
+#include "comm/channel.h"
+
+namespace penstock::comm {
+namespace {
+
+constexpr int kCreditTag = 16384;
+
+int MpiTag(const Lane& lane) { return static_cast<int>(lane.kind) + 4 * lane.edge; }
+
+double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// Sender's end: K buffers, each free or in flight.
+struct OutLane {
+  Lane lane;
+  LaneOptions options;
+  int32_t credits = 0;
+  struct Slot {
+    Buffer buffer;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  std::vector<Slot> slots;
+  std::byte credit_byte{};
+  MPI_Request credit_request = MPI_REQUEST_NULL;
+};
+
+// Receiver's end: K + 1 buffers, each posted, filled or taken.
+struct InLane {
+  Lane lane;
+  LaneOptions options;
+  struct Slot {
+    enum class State : uint8_t { kPosted, kFilled, kTaken };
+    State state = State::kPosted;
+    Buffer buffer;
+    MPI_Request request = MPI_REQUEST_NULL;
+    MessageHeader header;
+    int64_t order = 0;
+  };
+  std::vector<Slot> slots;
+  std::deque<size_t> posted;  // slots in the order in which their receives were posted, which is the order in which they match
+  int64_t next_order = 0;
+};
+
+// A lane from a rank to itself.
+struct LocalMessage {
+  MessageHeader header;
+  std::vector<std::byte> payload;
+};
+
+struct LocalLane {
+  Lane lane;
+  std::list<LocalMessage> waiting;
+  std::list<LocalMessage> taken;
+};
+
+class MpiChannel final : public Channel {
+ public:
+  MpiChannel() {
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+  }
+  ~MpiChannel() override {
+    for (InLane& lane : in_) {
+      for (InLane::Slot& slot : lane.slots) {
+        Cancel(slot.request);
+      }
+    }
+    for (OutLane& lane : out_) {
+      Cancel(lane.credit_request);
+      for (OutLane::Slot& slot : lane.slots) {
+        Cancel(slot.request);
+      }
+    }
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  bool across_processes() const override { return true; }
+  const ChannelCounters& counters() const override { return counters_; }
+
+  Result<> Open(const Lane& lane, const LaneOptions& options, MemoryAccount& account) override {
+    PENSTOCK_CHECK(lane.source == rank_ || lane.target == rank_, "a rank opens its own lanes");
+    const int64_t bytes = options.max_bytes + static_cast<int64_t>(kHeaderBytes);
+    if (bytes > INT32_MAX) {
+      return MakeError(ErrorCode::kUnsupported, "[comm.mpi] a message of {} bytes: MPI carries at most {} at once; lower --prefill-chunk", bytes,
+                       INT32_MAX);
+    }
+    if (lane.source == lane.target) {
+      local_.push_back(LocalLane{lane, {}, {}});
+      return {};
+    }
+    if (lane.source == rank_) {
+      OutLane& out = out_.emplace_back();
+      out.lane = lane;
+      out.options = options;
+      out.credits = options.credits;
+      out.slots.resize(static_cast<size_t>(options.credits));
+      for (OutLane::Slot& slot : out.slots) {
+        PENSTOCK_TRY_ASSIGN(slot.buffer, Buffer::Allocate(account, MemoryCategory::kMessages, bytes));
+      }
+      PostCredit(out);
+      return {};
+    }
+    InLane& in = in_.emplace_back();
+    in.lane = lane;
+    in.options = options;
+    in.slots.resize(static_cast<size_t>(options.credits) + 1);
+    for (size_t i = 0; i < in.slots.size(); ++i) {
+      PENSTOCK_TRY_ASSIGN(in.slots[i].buffer, Buffer::Allocate(account, MemoryCategory::kMessages, bytes));
+      Post(in, i);
+    }
+    return {};
+  }
+
+  Result<> Send(const MessageHeader& header, std::span<const std::span<const std::byte>> parts, double deadline_s) override {
+    if (header.lane.source == header.lane.target) {
+      return SendLocal(header, parts);
+    }
+    OutLane& out = Out(header.lane);
+    PENSTOCK_CHECK(header.payload_bytes() <= out.options.max_bytes, "a message fits its lane");
+    OutLane::Slot* slot = nullptr;
+    const bool ready = Wait(deadline_s, [&] {
+      slot = out.credits > 0 ? FreeSlot(out) : nullptr;
+      return slot != nullptr;
+    });
+    if (!ready) {
+      return MakeError(ErrorCode::kDeadlineExceeded, "[comm.send] rank {} waited {:.1f} s for rank {} to take {} (step {}, micro-batch {})",
+                       rank_, deadline_s, header.lane.target, LaneText(header.lane), header.tag.step, header.tag.micro_batch);
+    }
+    const auto encoded = EncodeHeader(header);
+    std::memcpy(slot->buffer.data(), encoded.data(), encoded.size());
+    int64_t bytes = static_cast<int64_t>(kHeaderBytes);
+    for (const auto& part : parts) {
+      if (!part.empty()) {
+        std::memcpy(slot->buffer.data() + bytes, part.data(), part.size());
+      }
+      bytes += static_cast<int64_t>(part.size());
+    }
+    PENSTOCK_CHECK(bytes == header.payload_bytes() + static_cast<int64_t>(kHeaderBytes), "the parts are the payload");
+    --out.credits;
+    MPI_Isend(slot->buffer.data(), static_cast<int>(bytes), MPI_BYTE, out.lane.target, MpiTag(out.lane), MPI_COMM_WORLD, &slot->request);
+    counters_.messages_sent += 1;
+    counters_.bytes_sent += header.payload_bytes();
+    Progress();
+    return {};
+  }
+
+  Result<Message> Receive(const Lane& lane, const Tag& tag, double deadline_s) override { return Take(lane, &tag, deadline_s); }
+
+  Result<Message> ReceiveNext(const Lane& lane, double deadline_s) override { return Take(lane, nullptr, deadline_s); }
+
+  bool Ready(const Lane& lane) override {
+    if (lane.source == lane.target) {
+      return !Local(lane).waiting.empty();
+    }
+    Progress();
+    return Filled(In(lane), nullptr) != nullptr;
+  }
+
+  void Fail(const Error&) override { AbortMpi(3); }
+
+ private:
+  static void Cancel(MPI_Request& request) {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (request != MPI_REQUEST_NULL && finalized == 0) {
+      MPI_Cancel(&request);
+      MPI_Request_free(&request);
+    }
+  }
+
+  template <class Lanes>
+  static auto& Find(Lanes& lanes, const Lane& lane) {
+    for (auto& candidate : lanes) {
+      if (candidate.lane == lane) {
+        return candidate;
+      }
+    }
+    PENSTOCK_CHECK(false, "the lane is open");
+    return lanes.front();
+  }
+  OutLane& Out(const Lane& lane) { return Find(out_, lane); }
+  InLane& In(const Lane& lane) { return Find(in_, lane); }
+  LocalLane& Local(const Lane& lane) { return Find(local_, lane); }
+
+  void Post(InLane& in, size_t index) {
+    InLane::Slot& slot = in.slots[index];
+    slot.state = InLane::Slot::State::kPosted;
+    MPI_Irecv(slot.buffer.data(), static_cast<int>(slot.buffer.size()), MPI_BYTE, in.lane.source, MpiTag(in.lane), MPI_COMM_WORLD,
+              &slot.request);
+    in.posted.push_back(index);
+  }
+
+  static void PostCredit(OutLane& out) {
+    MPI_Irecv(&out.credit_byte, 1, MPI_BYTE, out.lane.target, MpiTag(out.lane) + kCreditTag, MPI_COMM_WORLD, &out.credit_request);
+  }
+
+  static OutLane::Slot* FreeSlot(OutLane& out) {
+    for (OutLane::Slot& slot : out.slots) {
+      if (slot.request == MPI_REQUEST_NULL) {
+        return &slot;
+      }
+    }
+    return nullptr;
+  }
+
+  static InLane::Slot* Filled(InLane& in, const Tag* tag) {
+    InLane::Slot* found = nullptr;
+    for (InLane::Slot& slot : in.slots) {
+      if (slot.state == InLane::Slot::State::kFilled && (tag == nullptr || slot.header.tag == *tag) &&
+          (found == nullptr || slot.order < found->order)) {
+        found = &slot;
+      }
+    }
+    return found;
+  }
+
+  // Moves every lane forward as far as it goes without waiting.
+  void Progress() {
+    for (OutLane& out : out_) {
+      ProgressOut(out);
+    }
+    for (InLane& in : in_) {
+      ProgressIn(in);
+    }
+  }
+
+  static void ProgressOut(OutLane& out) {
+    for (OutLane::Slot& slot : out.slots) {
+      if (slot.request != MPI_REQUEST_NULL) {
+        int done = 0;
+        MPI_Test(&slot.request, &done, MPI_STATUS_IGNORE);
+      }
+    }
+    int done = 1;
+    while (done != 0) {
+      MPI_Test(&out.credit_request, &done, MPI_STATUS_IGNORE);
+      if (done != 0) {
+        ++out.credits;
+        PostCredit(out);
+      }
+    }
+  }
+
+  void ProgressIn(InLane& in) {
+    while (!in.posted.empty()) {
+      InLane::Slot& slot = in.slots[in.posted.front()];
+      int done = 0;
+      MPI_Status status;
+      MPI_Test(&slot.request, &done, &status);
+      if (done == 0) {
+        return;
+      }
+      int bytes = 0;
+      MPI_Get_count(&status, MPI_BYTE, &bytes);
+      in.posted.pop_front();
+      auto header = DecodeHeader({slot.buffer.data(), static_cast<size_t>(bytes)});
+      if (!header.ok()) {
+        corrupt_ = header.error();
+      } else if (header->payload_bytes() + static_cast<int64_t>(kHeaderBytes) != bytes || !(header->lane == in.lane)) {
+        corrupt_ = MakeError(ErrorCode::kCorruptData, "[comm.mpi] a message of {} says {} with {} bytes, got {}", LaneText(in.lane),
+                             LaneText(header->lane), header->payload_bytes(), bytes - static_cast<int>(kHeaderBytes));
+      } else {
+        slot.header = *header.operator->();
+      }
+      slot.state = InLane::Slot::State::kFilled;
+      slot.order = in.next_order++;
+    }
+  }
+
+  template <class Condition>
+  bool Wait(double deadline_s, Condition done) {
+    const Clock::time_point start = Clock::now();
+    int polls = 0;
+    while (true) {
+      Progress();
+      if (corrupt_ || done()) {
+        return true;
+      }
+      if (deadline_s > 0 && SecondsSince(start) > deadline_s) {
+        return false;
+      }
+      // About 20 us without pause: the common case in a full pipeline. Then give the core away.
+      if (++polls > 40) {
+        std::this_thread::sleep_for(std::chrono::microseconds(polls > 400 ? 200 : 20));
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  }
+
+  Result<> SendLocal(const MessageHeader& header, std::span<const std::span<const std::byte>> parts) {
+    LocalMessage message{header, {}};
+    for (const auto& part : parts) {
+      message.payload.insert(message.payload.end(), part.begin(), part.end());
+    }
+    Local(header.lane).waiting.push_back(std::move(message));
+    return {};
+  }
+
+  Result<Message> TakeLocal(const Lane& lane, const Tag* tag) {
+    LocalLane& local = Local(lane);
+    for (auto it = local.waiting.begin(); it != local.waiting.end(); ++it) {
+      if (tag == nullptr || it->header.tag == *tag) {
+        local.taken.splice(local.taken.end(), local.waiting, it);
+        return Message(it->header, it->payload, [&local, it] { local.taken.erase(it); });
+      }
+    }
+    return MakeError(ErrorCode::kInternal, "[comm.mpi] rank {} waits for a message from itself: {}", rank_, LaneText(lane));
+  }
+
+  Result<Message> Take(const Lane& lane, const Tag* tag, double deadline_s) {
+    if (lane.source == lane.target) {
+      return TakeLocal(lane, tag);
+    }
+    InLane& in = In(lane);
+    InLane::Slot* slot = nullptr;
+    const bool ready = Wait(deadline_s, [&] {
+      slot = Filled(in, tag);
+      return slot != nullptr;
+    });
+    if (corrupt_) {
+      return *corrupt_;
+    }
+    if (!ready) {
+      const std::string which = tag == nullptr ? "" : fmt::format(" (step {}, micro-batch {})", tag->step, tag->micro_batch);
+      return MakeError(ErrorCode::kDeadlineExceeded, "[comm.receive] rank {} waited {:.1f} s for {}{}: rank {} is late or has stopped",
+                       rank_, deadline_s, LaneText(lane), which, lane.source);
+    }
+    slot->state = InLane::Slot::State::kTaken;
+    ReturnCredit(in);
+    const auto index = static_cast<size_t>(slot - in.slots.data());
+    return Message(slot->header, {slot->buffer.data() + kHeaderBytes, static_cast<size_t>(slot->header.payload_bytes())},
+                   [this, &in, index] { Post(in, index); });
+  }
+
+  void ReturnCredit(const InLane& in) {
+    static const std::byte kCredit{1};
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Isend(&kCredit, 1, MPI_BYTE, in.lane.source, MpiTag(in.lane) + kCreditTag, MPI_COMM_WORLD, &request);
+    MPI_Request_free(&request);
+  }
+
+  int rank_ = 0;
+  int size_ = 1;
+  std::list<OutLane> out_;
+  std::list<InLane> in_;
+  std::list<LocalLane> local_;
+  std::optional<Error> corrupt_;
+  ChannelCounters counters_;
+};
+
+bool Initialized() {
+  int initialized = 0;
+  int finalized = 0;
+  MPI_Initialized(&initialized);
+  MPI_Finalized(&finalized);
+  return initialized != 0 && finalized == 0;
+}
+
+}  // namespace
+
+bool LaunchedByMpi() { return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMI_SIZE") != nullptr; }
+
+Result<std::unique_ptr<Channel>> CreateMpiChannel() {
+  if (!Initialized()) {
+    int provided = 0;
+    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
+      return MakeError(ErrorCode::kInternal, "[comm.mpi] MPI_Init_thread failed");
+    }
+  }
+  return std::unique_ptr<Channel>(std::make_unique<MpiChannel>());
+}
+
+void FinalizeMpi() {
+  if (Initialized()) {
+    MPI_Finalize();
+  }
+}
+
+void AbortMpi(int status) {
+  if (Initialized()) {
+    MPI_Abort(MPI_COMM_WORLD, status);
+  }
+}
+
+}  // namespace penstock::comm

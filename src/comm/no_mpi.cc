@@ -1,0 +1,17 @@
+// A build without MPI.
+
+#include "comm/channel.h"
+
+namespace penstock::comm {
+
+bool LaunchedByMpi() { return false; }
+
+Result<std::unique_ptr<Channel>> CreateMpiChannel() {
+  return MakeError(ErrorCode::kUnsupported, "[comm.mpi] this build has no MPI; configure with -DPENSTOCK_MPI=ON");
+}
+
+void FinalizeMpi() {}
+
+void AbortMpi(int) {}
+
+}  // namespace penstock::comm
