@@ -43,6 +43,7 @@ struct WeightTensor {
   std::vector<int64_t> shape;
   TensorRole role = TensorRole::kMatrix;
   bool routed_expert = false;  // only a chosen few of these are read per token
+  bool replicated = false;     // every tensor-parallel rank holds it whole: latent down-projections
 };
 
 // Rotation angles of rotary embedding: angle(position, i) = position * inverse_frequencies[i],
@@ -152,8 +153,28 @@ struct SoftCapOp {
 // rows.
 struct SelectRowsOp {};
 
+// inputs -> outputs of stated widths. Work that `plan` and `inspect` count and that no kernel does
+// yet; a graph with one of these is refused by whoever runs graphs. Families use it for the parts
+// that the operations above do not cover.
+struct CountedOp {
+  std::string kind;               // "layer norm", "latent attention", "experts", "depth read"
+  std::vector<TensorId> weights;  // matrices are multiplied with every row (routed experts: with
+                                  // the rows that chose them), vectors are read
+  int64_t experts = 0;            // of the tensors marked routed_expert ...
+  int64_t chosen = 0;             // ... this share of the experts is read by one token
+  // Attention over the state: `heads` x (score_dim + value_dim) multiply-adds per key that is seen.
+  int64_t heads = 0;
+  int64_t score_dim = 0;
+  int64_t value_dim = 0;
+  int64_t window = 0;              // keys that a row sees at most; 0: all
+  double extra_flops_per_row = 0;  // beside all of these (recurrences, convolutions, depth reads)
+  double saved_bytes_per_row = 0;  // activations kept for the backward pass, at 16 bits
+  int32_t state = -1;              // index into Graph::states; -1: none
+};
+
 using OpParams = std::variant<EmbedOp, RmsNormOp, LinearOp, SplitOp, RopeOp, AttentionOp, GatedOp,
-                              ActivationOp, MoeOp, AddOp, ScaleOp, SoftCapOp, SelectRowsOp>;
+                              ActivationOp, MoeOp, AddOp, ScaleOp, SoftCapOp, SelectRowsOp,
+                              CountedOp>;
 
 struct Op {
   LayerId layer;
@@ -165,12 +186,17 @@ struct Op {
 // What an operation keeps per sequence between steps. The block manager, the plan and `inspect`
 // know only this.
 struct LayerState {
-  enum class Kind : uint8_t { kPagedKv };
+  // kPagedKv: keys and values per token, divided over tensor-parallel ranks by heads. kLatent: one
+  // row per token that every tensor-parallel rank keeps whole. kRecurrent: nothing per token,
+  // `sequence_bytes` per sequence, divided by heads.
+  enum class Kind : uint8_t { kPagedKv, kLatent, kRecurrent };
   Kind kind = Kind::kPagedKv;
   LayerId layer;
   int64_t key_width = 0;    // elements per token: kv_heads * head_dim
   int64_t value_width = 0;  // kv_heads * value_dim
   int64_t window = 0;       // tokens that are ever read again; 0: all
+  int64_t heads = 0;        // that tensor parallelism divides; 0: not stated
+  int64_t sequence_bytes = 0;  // kept per sequence whatever its length
 };
 
 enum class LayerKind : uint8_t { kEmbedding, kDecoder, kHead };
