@@ -126,8 +126,10 @@ class Device {
   // out[i] = table row ids[i] * scale, dequantized.
   virtual void Embed(const Matrix& table, std::span<const int32_t> ids, float scale,
                      Tensor out) = 0;
-  // Scratch bytes that Linear needs for `rows` rows.
-  virtual int64_t LinearWorkspaceBytes(const Matrix& weight, int64_t rows) const = 0;
+  // Scratch bytes that Linear needs for up to `rows` rows of a matrix [outputs, inputs] of this
+  // type. Known before anything is loaded.
+  virtual int64_t LinearWorkspaceBytes(int64_t outputs, int64_t inputs, WeightType type,
+                                       int64_t rows) const = 0;
   // out [rows, weight.rows()] = x weight^T + bias. bias: [1, weight.rows()] float32 or empty.
   // workspace: at least LinearWorkspaceBytes.
   virtual void Linear(const Matrix& weight, Tensor x, Tensor bias, Tensor out,
@@ -163,7 +165,9 @@ class Device {
 
   // ---- Mixture of experts ----
 
-  virtual int64_t MoeWorkspaceBytes(const MoeParams& params, int64_t rows) const = 0;
+  // For up to `rows` rows; `ffn` is the width inside an expert. Known before anything is loaded.
+  virtual int64_t MoeWorkspaceBytes(int64_t experts, int64_t chosen, int64_t width, int64_t ffn,
+                                    WeightType type, int64_t rows) const = 0;
   virtual void Moe(const MoeParams& params, Tensor x, Tensor out, Tensor workspace) = 0;
 
   // ---- Results ----
