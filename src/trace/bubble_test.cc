@@ -59,7 +59,8 @@ TEST(BubbleJson, HoldsOnlySecondsThatSumToTheIdleTime) {
   bubble.drain_s = 2;
   bubble.barrier_s = 0.5;
   double sum = 0;
-  for (const auto& [key, value] : BubbleJson(bubble).items()) {
+  const Json json = BubbleJson(bubble);
+  for (const auto& [key, value] : json.items()) {
     EXPECT_TRUE(key.ends_with("_s")) << key;
     sum += value.get<double>();
   }
