@@ -11,8 +11,6 @@ import pathlib
 
 import gguf
 import numpy as np
-import safetensors.torch
-import torch
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -29,8 +27,9 @@ EXPERTS = {"w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
            "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}
 
 
-def read_folder(folder: pathlib.Path) -> dict[str, torch.Tensor]:
-    """All tensors of the folder's model, by name."""
+def read_folder(folder: pathlib.Path) -> dict:
+    """All tensors of the folder's model (torch's), by name."""
+    import safetensors.torch  # here, since what needs no folder needs no torch
     index = folder / "model.safetensors.index.json"
     files = (sorted(set(json.loads(index.read_text())["weight_map"].values()))
              if index.exists() else ["model.safetensors"])
@@ -111,7 +110,7 @@ def write_metadata(writer: gguf.GGUFWriter, config: dict) -> None:
     writer.add_tokenizer_model("no_vocab")
 
 
-def convert(config: dict, tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+def convert(config: dict, tensors: dict) -> dict[str, np.ndarray]:
     """GGUF names and float32 values (F16 and BF16 values are exact in float32)."""
     kind, layers = config["model_type"], config["num_hidden_layers"]
     names = gguf.get_tensor_name_map(ARCHITECTURES[kind], layers)

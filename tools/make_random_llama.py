@@ -8,9 +8,9 @@
 Needs gguf and numpy from PyPI. The defaults are the 1.1B shape of docs/performance.md: 16 layers,
 2048 wide, FFN 8192, 32 heads, 8 KV heads, vocabulary 32000. Writes OUT/hf (config.json and
 model.safetensors in bf16) and OUT/TYPE.gguf for each type in --formats; all hold the same weights
-(values that bf16 and float16 both represent, from the seed, the tensor's name and the row alone),
-as far as the type allows. Nothing larger than a few tens of MB is held in memory. There is no
-tokenizer: use --tokens.
+(values that bf16 and float16 both represent; they depend on the shapes and the seed alone), as far
+as the type allows. Tensors are made and written piece by piece, in under 300 MB of memory. There is
+no tokenizer: use --tokens.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import numpy as np
 
 from golden_gguf import permute
 
-CHUNK = 4 << 20  # values drawn at a time
+CHUNK = 1 << 20  # values drawn at a time
 
 
 def shapes(a: argparse.Namespace) -> dict[str, tuple[int, ...]]:
