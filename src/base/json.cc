@@ -90,6 +90,10 @@ const Json* JsonReader::Find(std::string_view key) const {
 
 bool JsonReader::Has(std::string_view key) const { return Find(key) != nullptr; }
 
+bool JsonReader::Contains(std::string_view key) const {
+  return object_.is_object() && object_.contains(key);
+}
+
 Error JsonReader::Wrong(std::string_view key, std::string_view wanted) const {
   const Json* value = Find(key);
   return MakeError(ErrorCode::kInvalidArgument, "[base.json] {}: {}: got {}, wanted {}", where_, key,

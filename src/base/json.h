@@ -33,6 +33,7 @@ class JsonReader {
   JsonReader(const Json& object, std::string where);
 
   bool Has(std::string_view key) const;
+  bool Contains(std::string_view key) const;     // true for null too
   const Json* Find(std::string_view key) const;  // null when missing
 
   Result<int64_t> Int(std::string_view key, int64_t low, int64_t high) const;

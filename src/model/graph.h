@@ -12,10 +12,12 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -271,18 +273,27 @@ class GraphBuilder {
   ValueId SoftCap(ValueId x, float cap, std::string name);
   ValueId SelectRows(ValueId x, std::string name);
 
-  int64_t width(ValueId id) const { return graph_.value(id).width; }
+  // Width of a value; 0 for one that nobody has written yet.
+  int64_t width(ValueId id) const {
+    return id.valid() && id.value() < std::ssize(graph_.values) ? graph_.value(id).width : 0;
+  }
 
   // Checks the whole graph and gives it away: widths and shapes agree, values are written before
-  // they are read, layers are in order, no tensor name has two shapes, the first layer is the
-  // embedding and the last one the head. Errors: kInvalidArgument naming layer and operation.
+  // they are read, layers are in order, no tensor name has two shapes and no value name stands
+  // twice, the first layer is the embedding and the last one the head, the logits are written.
+  // Errors: kInvalidArgument naming layer and operation; the first mistake that was made.
   Result<Graph> Build(ValueId logits) &&;
 
  private:
   ValueId NewValue(std::string name, int64_t width);
   void AddOp(std::vector<ValueId> inputs, std::vector<ValueId> outputs, OpParams params);
+  // Records the first mistake; later ones often follow from it.
+  void Fail(std::string_view op, std::string_view what);
+  bool CheckRead(std::string_view op, ValueId id);
+  bool CheckTensor(std::string_view op, TensorId id, std::initializer_list<int64_t> shape);
 
   Graph graph_;
+  std::unordered_map<std::string, TensorId> tensor_ids_;
   std::optional<Error> first_error_;
 };
 

@@ -1,0 +1,86 @@
+#include "model/config.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "base/units.h"
+#include "model/families/families.h"
+
+namespace penstock::model {
+namespace {
+
+struct FamilyRow {
+  std::string_view model_type;
+  FamilyBuilder build;
+};
+
+// Sorted by model_type.
+constexpr FamilyRow kFamilies[] = {
+    {"llama", BuildLlama},
+    {"mistral", BuildLlama},
+};
+
+const FamilyRow* FindFamily(std::string_view model_type) {
+  const auto* row = std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                                 [&](const FamilyRow& r) { return r.model_type == model_type; });
+  return row == std::end(kFamilies) ? nullptr : row;
+}
+
+Error UnknownFamily(const std::string& source, std::string_view model_type) {
+  const std::vector<std::string_view> known = SupportedModelTypes();
+  const std::string near = NearestName(model_type, known);
+  return MakeError(ErrorCode::kUnsupported,
+                   "[model.config] {}: model_type: got '{}', supported are {}{}", source,
+                   model_type.substr(0, 60), fmt::join(known, ", "),
+                   near.empty() ? "" : fmt::format("\nDid you mean '{}'?", near));
+}
+
+// A model with other modalities keeps the text model's keys in `text_config`; ids that end a text
+// may stand outside.
+Json Unwrapped(const Json& config) {
+  Json text = config["text_config"];
+  for (const char* key : {"bos_token_id", "eos_token_id", "tie_word_embeddings"}) {
+    if (!text.contains(key) && config.contains(key)) {
+      text[key] = config[key];
+    }
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<std::string_view> SupportedModelTypes() {
+  std::vector<std::string_view> types;
+  for (const FamilyRow& row : kFamilies) {
+    types.push_back(row.model_type);
+  }
+  return types;
+}
+
+Result<Model> BuildModel(const Json& config, const std::string& source) {
+  if (!config.is_object()) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[model.config] {}: got {}, wanted an object with model_type", source,
+                     config.type_name());
+  }
+  const JsonReader outer(config, source);
+  const Json* inner = outer.Find("text_config");
+  const bool wrapped = inner != nullptr && inner->is_object();
+  const Json text = wrapped ? Unwrapped(config) : Json();
+  const JsonReader reader(wrapped ? text : config,
+                          wrapped ? fmt::format("{}: text_config", source) : source);
+  PENSTOCK_TRY_ASSIGN(const std::string model_type, reader.String("model_type"));
+  const FamilyRow* family = FindFamily(model_type);
+  if (family == nullptr) {
+    return UnknownFamily(reader.where(), model_type);
+  }
+  PENSTOCK_TRY_ASSIGN(Model model, family->build(reader, family->model_type));
+  model.config.model_type = model_type;
+  if (wrapped) {
+    model.config.tensor_prefixes = {"language_model.model.", "model.language_model."};
+  }
+  return model;
+}
+
+}  // namespace penstock::model

@@ -1,0 +1,307 @@
+#include "model/cut.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include <random>
+
+namespace penstock::model {
+namespace {
+
+// `layers` decoder layers of width 4; layer i also reads the output of each layer that `reads(i)`
+// lists (-1: the embedding). The head is tied.
+template <class Reads>
+Graph SkipGraph(int layers, Reads reads) {
+  GraphBuilder b;
+  const auto table = [&] { return b.Tensor("table", {8, 4}, TensorRole::kEmbedding); };
+  b.BeginLayer(LayerKind::kEmbedding, "embedding");
+  std::vector<ValueId> outputs = {b.Embed(table(), 1.0F, "embedding")};
+  for (int i = 0; i < layers; ++i) {
+    const std::string tag = std::to_string(i);
+    b.BeginLayer(LayerKind::kDecoder, "layer " + tag);
+    ValueId x = outputs.back();
+    for (const int source : reads(i)) {
+      x = b.Add(x, outputs[static_cast<size_t>(source + 1)],
+                "skip." + tag + "." + std::to_string(source));
+    }
+    const ValueId q =
+        b.Linear(x, {.weights = {b.Matrix("w." + tag, 4, 4)}, .biases = {}}, {"q." + tag})[0];
+    outputs.push_back(b.Attention(
+        q, x, x, {.heads = 2, .kv_heads = 2, .head_dim = 2, .value_dim = 2}, "hidden." + tag));
+  }
+  b.BeginLayer(LayerKind::kHead, "head");
+  const ValueId logits =
+      b.Linear(outputs.back(), {.weights = {table()}, .biases = {}}, {"logits"})[0];
+  auto graph = std::move(b).Build(logits);
+  EXPECT_TRUE(graph.ok()) << graph.error().message;
+  return std::move(graph).value();
+}
+
+std::vector<int> None(int) {
+  return {};
+}
+
+std::vector<std::string> Names(const Graph& graph, const std::vector<ValueId>& ids) {
+  std::vector<std::string> names;
+  for (const ValueId id : ids) {
+    names.push_back(graph.value(id).name);
+  }
+  return names;
+}
+
+std::vector<int32_t> Starts(const Partition& partition) {
+  std::vector<int32_t> starts;
+  for (int32_t s = 0; s < partition.num_stages(); ++s) {
+    starts.push_back(partition.first_layer(StageId(s)));
+  }
+  return starts;
+}
+
+TEST(Cut, APlainModelSendsOneValueOverEachBoundary) {
+  const Graph graph = SkipGraph(3, None);
+  const CutSets cuts(graph);
+  EXPECT_EQ(Names(graph, cuts.Crossing(0)), (std::vector<std::string>{"tokens"}));
+  EXPECT_EQ(Names(graph, cuts.Crossing(1)), (std::vector<std::string>{"embedding"}));
+  EXPECT_EQ(Names(graph, cuts.Crossing(2)), (std::vector<std::string>{"hidden.0"}));
+  EXPECT_EQ(Names(graph, cuts.Crossing(4)), (std::vector<std::string>{"hidden.2"}));
+  EXPECT_TRUE(cuts.Crossing(5).empty());
+}
+
+TEST(Cut, ASkipCrossesEveryBoundaryBetweenItsEnds) {
+  const Graph graph =
+      SkipGraph(4, [](int i) { return i == 3 ? std::vector{0} : std::vector<int>{}; });
+  const CutSets cuts(graph);
+  EXPECT_EQ(Names(graph, cuts.Crossing(2)), (std::vector<std::string>{"hidden.0"}));
+  EXPECT_EQ(Names(graph, cuts.Crossing(3)), (std::vector<std::string>{"hidden.0", "hidden.1"}));
+  EXPECT_EQ(Names(graph, cuts.Crossing(4)), (std::vector<std::string>{"hidden.0", "hidden.2"}));
+  EXPECT_EQ(Names(graph, cuts.Crossing(5)), (std::vector<std::string>{"hidden.3"}));
+}
+
+TEST(Cut, EqualEntriesMakeEmptyStagesThatPassValuesOn) {
+  const Graph graph = SkipGraph(3, None);
+  const CutSets cuts(graph);
+  const std::vector<int64_t> cut = {2, 2, 4};
+  const auto partition = CutAt(graph.num_layers(), cut);
+  ASSERT_TRUE(partition.ok());
+  EXPECT_EQ(partition->num_stages(), 4);
+  EXPECT_TRUE(partition->empty(StageId(1)));
+  EXPECT_EQ(partition->StageOf(LayerId(1)), StageId(0));
+  EXPECT_EQ(partition->StageOf(LayerId(2)), StageId(2));
+  EXPECT_EQ(partition->StageOf(LayerId(4)), StageId(3));
+  const auto contents = Contents(graph, cuts, partition.value());
+  EXPECT_EQ(contents[1].first_op, contents[1].end_op);
+  EXPECT_EQ(contents[1].receives, contents[1].sends);
+  EXPECT_TRUE(contents[1].reads.empty());
+  EXPECT_EQ(contents[2].reads, contents[2].receives);
+}
+
+TEST(Cut, TiedWeightsStandOnBothStages) {
+  const Graph graph = SkipGraph(2, None);
+  const auto partition = CutAt(graph.num_layers(), std::vector<int64_t>{2});
+  ASSERT_TRUE(partition.ok());
+  const auto contents = Contents(graph, CutSets(graph), partition.value());
+  const auto has_table = [&](const StageContent& stage) {
+    return std::any_of(stage.tensors.begin(), stage.tensors.end(),
+                       [&](TensorId id) { return graph.tensor(id).name == "table"; });
+  };
+  EXPECT_TRUE(has_table(contents[0]));
+  EXPECT_TRUE(has_table(contents[1]));
+  EXPECT_EQ(contents[0].states, (std::vector<int32_t>{0}));
+  EXPECT_EQ(contents[1].states, (std::vector<int32_t>{1}));
+}
+
+TEST(Cut, CutEntriesOutOfOrderOrRangeAreRefusedWithTheLegalRange) {
+  const struct {
+    std::vector<int64_t> cut;
+    const char* message;
+  } cases[] = {
+      {{0}, "entry 1 is 0, wanted 1 to 4"},
+      {{5}, "entry 1 is 5, wanted 1 to 4"},
+      {{-3}, "entry 1 is -3, wanted 1 to 4"},
+      {{3, 2}, "entry 2 is 2 after 3, wanted 3 to 4"},
+      {{1, 1000000000000}, "entry 2 is 1000000000000, wanted 1 to 4"},
+  };
+
+  for (const auto& bad : cases) {
+    const auto partition = CutAt(5, bad.cut);
+    ASSERT_FALSE(partition.ok());
+    EXPECT_NE(partition.error().message.find(bad.message), std::string::npos)
+        << partition.error().message;
+  }
+}
+
+TEST(Cut, BalancedCutsHaveTheLightestHeaviestStageAndAreEven) {
+  const std::vector<double> uniform = {0, 1, 1, 1, 1, 1, 1, 1, 0};  // 7 decoder layers
+  EXPECT_EQ(Starts(CutBalanced(uniform, 3).value()), (std::vector<int32_t>{0, 4, 6}));
+  EXPECT_EQ(Starts(CutBalanced(uniform, 9).value()),
+            (std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8}));
+  const std::vector<double> heavy_head = {0, 1, 1, 1, 1, 4};
+  EXPECT_EQ(Starts(CutBalanced(heavy_head, 2).value()), (std::vector<int32_t>{0, 5}));
+  EXPECT_EQ(Starts(CutBalanced(heavy_head, 3).value()), (std::vector<int32_t>{0, 3, 5}));
+}
+
+TEST(Cut, MoreStagesThanUnitsAreRefusedUnlessEmptyOnesAreAllowed) {
+  const std::vector<double> weights = {0, 1, 1, 0};
+  const auto partition = CutBalanced(weights, 5);
+  ASSERT_FALSE(partition.ok());
+  EXPECT_NE(partition.error().message.find("got 5, wanted 1 to 4"), std::string::npos);
+  EXPECT_FALSE(CutBalanced(weights, 0).ok());
+  EXPECT_FALSE(CutBalanced(weights, -1).ok());
+  const auto wide = CutBalanced(weights, 6, /*allow_empty=*/true);
+  ASSERT_TRUE(wide.ok());
+  EXPECT_EQ(wide->num_stages(), 6);
+  EXPECT_FALSE(wide->empty(StageId(0)));
+  EXPECT_FALSE(wide->empty(StageId(5)));
+}
+
+// The best bottleneck by trying every cut.
+double BestBottleneck(const std::vector<double>& weights, size_t first, int stages) {
+  if (stages == 1) {
+    return std::accumulate(weights.begin() + static_cast<std::ptrdiff_t>(first), weights.end(),
+                           0.0);
+  }
+  double best = 1e300;
+  double sum = 0.0;
+  for (size_t end = first + 1; end + static_cast<size_t>(stages) - 1 <= weights.size(); ++end) {
+    sum += weights[end - 1];
+    best = std::min(best, std::max(sum, BestBottleneck(weights, end, stages - 1)));
+  }
+  return best;
+}
+
+TEST(Cut, BalancedCutsAreOptimalOnRandomWeights) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    std::mt19937_64 random(seed);
+    const size_t n = 3 + random() % 8;
+    std::vector<double> weights;
+    for (size_t i = 0; i < n; ++i) {
+      weights.push_back(static_cast<double>(random() % 1000) / 7.0);
+    }
+    const int stages = 1 + static_cast<int>(random() % n);
+    const auto partition = CutBalanced(weights, stages);
+    ASSERT_TRUE(partition.ok());
+    double heaviest = 0.0;
+    for (int32_t s = 0; s < stages; ++s) {
+      double sum = 0.0;
+      EXPECT_FALSE(partition->empty(StageId(s)));
+      for (int32_t l = partition->first_layer(StageId(s)); l < partition->end_layer(StageId(s));
+           ++l) {
+        sum += weights[static_cast<size_t>(l)];
+      }
+      heaviest = std::max(heaviest, sum);
+    }
+    EXPECT_NEAR(heaviest, BestBottleneck(weights, 0, stages), 1e-6 * (1.0 + heaviest)) << seed;
+  }
+}
+
+// For random graphs and cuts: layers are conserved, and each stage can compute everything from what
+// it receives.
+TEST(Cut, AnyCutOfAnyGraphIsComplete) {
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    std::mt19937_64 random(seed);
+    const int layers = 1 + static_cast<int>(random() % 8);
+    const Graph graph = SkipGraph(layers, [&](int i) {
+      std::vector<int> sources;
+      for (int source = -1; source < i; ++source) {
+        if (random() % 4 == 0) {
+          sources.push_back(source);
+        }
+      }
+      return sources;
+    });
+    std::vector<int64_t> cut(random() % 6);
+    for (int64_t& entry : cut) {
+      entry = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(graph.num_layers() - 1));
+    }
+    std::sort(cut.begin(), cut.end());
+    const auto partition = CutAt(graph.num_layers(), cut);
+    ASSERT_TRUE(partition.ok());
+    const CutSets cuts(graph);
+    const auto contents = Contents(graph, cuts, partition.value());
+    int32_t next_op = 0;
+    size_t states = 0;
+    for (size_t s = 0; s < contents.size(); ++s) {
+      const StageContent& stage = contents[s];
+      std::vector<ValueId> have = stage.receives;
+      if (stage.first_op != stage.end_op) {
+        EXPECT_EQ(stage.first_op, next_op);
+        next_op = stage.end_op;
+      }
+      for (int32_t i = stage.first_op; i < stage.end_op; ++i) {
+        for (const ValueId id : graph.ops[static_cast<size_t>(i)].inputs) {
+          EXPECT_NE(std::find(have.begin(), have.end(), id), have.end())
+              << seed << ": stage " << s << " lacks " << graph.value(id).name;
+        }
+        for (const ValueId id : graph.ops[static_cast<size_t>(i)].outputs) {
+          have.push_back(id);
+        }
+      }
+      for (const ValueId id : stage.sends) {
+        EXPECT_NE(std::find(have.begin(), have.end(), id), have.end());
+      }
+      if (s + 1 < contents.size()) {
+        EXPECT_EQ(stage.sends, contents[s + 1].receives);
+      }
+      states += stage.states.size();
+    }
+    EXPECT_EQ(next_op, static_cast<int32_t>(graph.ops.size()));
+    EXPECT_EQ(states, graph.states.size());
+  }
+}
+
+std::vector<RankId> Loop(int stages, int ranks) {
+  std::vector<RankId> rank_of;
+  for (int s = 0; s < stages; ++s) {
+    rank_of.push_back(RankId(s % ranks));
+  }
+  return rank_of;
+}
+
+// A bank of block outputs: every layer reads all multiples of `block`, as attention residuals do.
+TEST(Cut, ARankNeverReceivesAValueTwice) {
+  const int layers = 8;
+  const Graph graph = SkipGraph(layers, [](int i) {
+    std::vector<int> bank;
+    for (int source = -1; source < i - 1; source += 2) {
+      bank.push_back(source);
+    }
+    return bank;
+  });
+  const CutSets cuts(graph);
+  const auto partition = CutAt(graph.num_layers(), std::vector<int64_t>{3, 5, 7}).value();
+  const HopPlan plan = PlanHops(graph, cuts, partition, Loop(4, 2), 2, 2);
+  ASSERT_EQ(plan.hops.size(), 3U);
+  std::vector<std::vector<ValueId>> received(2);
+  size_t needed = 0;
+  size_t naive = 0;
+  for (const Hop& hop : plan.hops) {
+    auto& mine = received[static_cast<size_t>(hop.to_rank.value())];
+    for (const ValueId id : hop.values) {
+      EXPECT_EQ(std::count(mine.begin(), mine.end(), id), 0);
+      mine.push_back(id);
+    }
+    needed += hop.values.size();
+    naive += hop.naive.size();
+  }
+  EXPECT_LT(needed, naive);
+  // Rank 0 has the embedding and wrote hidden.0 and hidden.1 itself: from stage 1 it needs only
+  // what stage 1 wrote.
+  EXPECT_EQ(Names(graph, plan.hops[1].values), (std::vector<std::string>{"hidden.3"}));
+  EXPECT_EQ(plan.held.size(), 2U);
+}
+
+TEST(Cut, NeighboursOnOneRankHaveNoHop) {
+  const Graph graph = SkipGraph(4, None);
+  const auto partition = CutAt(graph.num_layers(), std::vector<int64_t>{2, 3, 4}).value();
+  const std::vector<RankId> v = {RankId(0), RankId(1), RankId(1), RankId(0)};
+  const HopPlan plan = PlanHops(graph, CutSets(graph), partition, v, 2, 2);
+  ASSERT_EQ(plan.hops.size(), 2U);
+  EXPECT_EQ(plan.hops[0].to_stage, StageId(1));
+  EXPECT_EQ(plan.hops[1].from_stage, StageId(2));
+  EXPECT_EQ(plan.hops[1].to_rank, RankId(0));
+  EXPECT_EQ(plan.hops[1].values.size(), 1U);
+}
+
+}  // namespace
+}  // namespace penstock::model

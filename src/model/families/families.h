@@ -1,0 +1,18 @@
+// The families: one builder per file, one row per model_type in config.cc.
+
+#pragma once
+
+#include <string_view>
+
+#include "base/json.h"
+#include "base/result.h"
+#include "model/config.h"
+
+namespace penstock::model {
+
+// Builds the graph from the object that holds the text model's keys. `model_type` is the row's.
+using FamilyBuilder = Result<Model> (*)(const JsonReader& config, std::string_view model_type);
+
+Result<Model> BuildLlama(const JsonReader& config, std::string_view model_type);
+
+}  // namespace penstock::model

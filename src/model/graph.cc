@@ -1,0 +1,433 @@
+#include "model/graph.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <unordered_set>
+
+#include "base/check.h"
+
+namespace penstock::model {
+namespace {
+
+template <class... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+template <class... F>
+Overloaded(F...) -> Overloaded<F...>;
+
+// Sums over a graph (parameters, bytes) stay inside 64 bits.
+constexpr int64_t kMaxParameters = int64_t{1} << 56;
+
+void AppendValid(const std::vector<TensorId>& from, std::vector<TensorId>& to) {
+  for (const TensorId id : from) {
+    if (id.valid()) {
+      to.push_back(id);
+    }
+  }
+}
+
+bool OverLimit(const std::vector<WeightTensor>& tensors) {
+  int64_t total = 0;
+  for (const WeightTensor& tensor : tensors) {
+    int64_t elements = 1;
+    for (const int64_t size : tensor.shape) {
+      if (__builtin_mul_overflow(elements, size, &elements)) {
+        return true;
+      }
+    }
+    if (__builtin_add_overflow(total, elements, &total) || total > kMaxParameters) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<TensorId> TensorsOf(const Op& op) {
+  std::vector<TensorId> ids;
+  std::visit(Overloaded{[&](const EmbedOp& p) { ids.push_back(p.table); },
+                        [&](const RmsNormOp& p) { ids.push_back(p.weight); },
+                        [&](const LinearOp& p) {
+                          AppendValid(p.weights, ids);
+                          AppendValid(p.biases, ids);
+                        },
+                        [&](const MoeOp& p) {
+                          ids.push_back(p.router);
+                          AppendValid({p.router_bias}, ids);
+                          AppendValid(p.gate, ids);
+                          AppendValid(p.up, ids);
+                          AppendValid(p.down, ids);
+                        },
+                        [](const auto&) {}},
+             op.params);
+  return ids;
+}
+
+std::string_view OpName(const Op& op) {
+  return std::visit(
+      Overloaded{
+          [](const EmbedOp&) { return "embed"; }, [](const RmsNormOp&) { return "rms_norm"; },
+          [](const LinearOp&) { return "linear"; }, [](const SplitOp&) { return "split"; },
+          [](const RopeOp&) { return "rope"; }, [](const AttentionOp&) { return "attention"; },
+          [](const GatedOp&) { return "gated"; }, [](const ActivationOp&) { return "activation"; },
+          [](const MoeOp&) { return "moe"; }, [](const AddOp&) { return "add"; },
+          [](const ScaleOp&) { return "scale"; }, [](const SoftCapOp&) { return "soft_cap"; },
+          [](const SelectRowsOp&) { return "select_rows"; }},
+      op.params);
+}
+
+GraphBuilder::GraphBuilder() {
+  graph_.values.push_back({.name = "tokens", .type = ValueType::kTokens, .width = 1});
+  graph_.tokens = ValueId(0);
+}
+
+void GraphBuilder::Fail(std::string_view op, std::string_view what) {
+  if (!first_error_) {
+    const std::string_view layer =
+        graph_.layers.empty() ? std::string_view("(no layer)") : graph_.layers.back().name;
+    first_error_ =
+        MakeError(ErrorCode::kInvalidArgument, "[model.graph] {}: {}: {}", layer, op, what);
+  }
+}
+
+void GraphBuilder::BeginLayer(LayerKind kind, std::string name) {
+  const auto op = static_cast<int32_t>(graph_.ops.size());
+  graph_.layers.push_back({.name = std::move(name), .kind = kind, .first_op = op, .last_op = op});
+  const size_t count = graph_.layers.size();
+  if ((kind == LayerKind::kEmbedding) != (count == 1)) {
+    Fail("layer", "the embedding is the first layer, and only that");
+  } else if (count > 1 && graph_.layers[count - 2].kind == LayerKind::kHead) {
+    Fail("layer", "stands after the head, which is the last layer");
+  }
+}
+
+TensorId GraphBuilder::Tensor(std::string name, std::vector<int64_t> shape, TensorRole role,
+                              bool routed_expert) {
+  const auto found = tensor_ids_.find(name);
+  if (found != tensor_ids_.end()) {
+    const WeightTensor& old = graph_.tensor(found->second);
+    if (old.shape != shape) {
+      Fail(name, fmt::format("has shape [{}] and is also used with [{}]",
+                             fmt::join(old.shape, ", "), fmt::join(shape, ", ")));
+    }
+    return found->second;
+  }
+  if (shape.size() != (role == TensorRole::kVector ? 1 : 2)) {
+    Fail(name,
+         fmt::format("has {} dimensions, wanted 1 for a vector and 2 for a matrix", shape.size()));
+  }
+  for (const int64_t size : shape) {
+    if (size < 1) {
+      Fail(name, fmt::format("has shape [{}], wanted sizes from 1", fmt::join(shape, ", ")));
+    }
+  }
+  const TensorId id(static_cast<int32_t>(graph_.tensors.size()));
+  tensor_ids_.emplace(name, id);
+  graph_.tensors.push_back({.name = std::move(name),
+                            .shape = std::move(shape),
+                            .role = role,
+                            .routed_expert = routed_expert});
+  return id;
+}
+
+ValueId GraphBuilder::NewValue(std::string name, int64_t width) {
+  const ValueId id(static_cast<int32_t>(graph_.values.size()));
+  graph_.values.push_back({.name = std::move(name),
+                           .type = ValueType::kActivation,
+                           .width = width,
+                           .producer = LayerId(static_cast<int32_t>(graph_.layers.size()) - 1)});
+  return id;
+}
+
+void GraphBuilder::AddOp(std::vector<ValueId> inputs, std::vector<ValueId> outputs,
+                         OpParams params) {
+  if (graph_.layers.empty()) {
+    Fail("operation", "stands before the first layer; call BeginLayer");
+    return;
+  }
+  graph_.ops.push_back({.layer = LayerId(static_cast<int32_t>(graph_.layers.size()) - 1),
+                        .inputs = std::move(inputs),
+                        .outputs = std::move(outputs),
+                        .params = std::move(params)});
+  graph_.layers.back().last_op = static_cast<int32_t>(graph_.ops.size());
+}
+
+bool GraphBuilder::CheckRead(std::string_view op, ValueId id) {
+  if (!id.valid() || id.value() >= std::ssize(graph_.values)) {
+    Fail(op,
+         fmt::format("reads value {}, which is not written yet; a layer may read earlier values "
+                     "only",
+                     id.value()));
+    return false;
+  }
+  if (graph_.value(id).type != ValueType::kActivation) {
+    Fail(op, fmt::format("reads '{}', which holds token ids, not an activation",
+                         graph_.value(id).name));
+    return false;
+  }
+  return true;
+}
+
+bool GraphBuilder::CheckTensor(std::string_view op, TensorId id,
+                               std::initializer_list<int64_t> shape) {
+  if (!id.valid() || id.value() >= std::ssize(graph_.tensors)) {
+    Fail(op, "names a weight tensor that does not exist");
+    return false;
+  }
+  const WeightTensor& tensor = graph_.tensor(id);
+  if (!std::equal(tensor.shape.begin(), tensor.shape.end(), shape.begin(), shape.end())) {
+    Fail(op, fmt::format("'{}' has shape [{}], wanted [{}]", tensor.name,
+                         fmt::join(tensor.shape, ", "), fmt::join(shape, ", ")));
+    return false;
+  }
+  return true;
+}
+
+ValueId GraphBuilder::Embed(TensorId table, float scale, std::string name) {
+  int64_t width = 0;
+  if (!table.valid() || table.value() >= std::ssize(graph_.tensors) ||
+      graph_.tensor(table).shape.size() != 2) {
+    Fail(name, "an embedding needs a table [vocabulary, width]");
+  } else {
+    width = graph_.tensor(table).shape[1];
+  }
+  const ValueId out = NewValue(std::move(name), width);
+  AddOp({graph_.tokens}, {out}, EmbedOp{.table = table, .scale = scale});
+  return out;
+}
+
+ValueId GraphBuilder::RmsNorm(ValueId x, const RmsNormOp& params, std::string name) {
+  if (CheckRead(name, x)) {
+    const int64_t group = params.group > 0 ? params.group : width(x);
+    if (params.group < 0 || width(x) % group != 0) {
+      Fail(name,
+           fmt::format("groups of {} columns do not divide the width {}", params.group, width(x)));
+    } else {
+      CheckTensor(name, params.weight, {group});
+    }
+    if (!(params.epsilon > 0.0F)) {
+      Fail(name, fmt::format("epsilon is {}, wanted a positive number", params.epsilon));
+    }
+  }
+  const ValueId out = NewValue(std::move(name), width(x));
+  AddOp({x}, {out}, params);
+  return out;
+}
+
+std::vector<ValueId> GraphBuilder::Linear(ValueId x, const LinearOp& params,
+                                          const std::vector<std::string>& names) {
+  const std::string_view first = names.empty() ? std::string_view("linear") : names.front();
+  if (params.weights.empty() || names.size() != params.weights.size() ||
+      (!params.biases.empty() && params.biases.size() != params.weights.size())) {
+    Fail(first, fmt::format("{} names, {} weights and {} biases: wanted as many names as weights, "
+                            "and none or as many biases",
+                            names.size(), params.weights.size(), params.biases.size()));
+    return std::vector<ValueId>(names.size());
+  }
+  const bool readable = CheckRead(first, x);
+  std::vector<ValueId> outputs;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const TensorId weight = params.weights[i];
+    int64_t rows = 0;
+    if (weight.valid() && weight.value() < std::ssize(graph_.tensors)) {
+      rows = graph_.tensor(weight).shape.front();
+    }
+    if (readable) {
+      CheckTensor(names[i], weight, {rows, width(x)});
+    }
+    if (!params.biases.empty() && params.biases[i].valid()) {
+      CheckTensor(names[i], params.biases[i], {rows});
+    }
+    outputs.push_back(NewValue(names[i], rows));
+  }
+  AddOp({x}, outputs, params);
+  return outputs;
+}
+
+std::vector<ValueId> GraphBuilder::Split(ValueId x, const SplitOp& params,
+                                         const std::vector<std::string>& names) {
+  const std::string_view first = names.empty() ? std::string_view("split") : names.front();
+  if (names.empty() || names.size() != params.widths.size()) {
+    Fail(first, fmt::format("{} names for {} parts", names.size(), params.widths.size()));
+    return std::vector<ValueId>(names.size());
+  }
+  int64_t sum = 0;
+  std::vector<ValueId> outputs;
+  const bool readable = CheckRead(first, x);
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (params.widths[i] < 1 || __builtin_add_overflow(sum, params.widths[i], &sum)) {
+      Fail(names[i], fmt::format("a part of width {}, wanted at least 1", params.widths[i]));
+      break;
+    }
+    outputs.push_back(NewValue(names[i], params.widths[i]));
+  }
+  outputs.resize(names.size());
+  if (readable && sum != width(x)) {
+    Fail(first,
+         fmt::format("parts of {} columns together split a value of width {}", sum, width(x)));
+  }
+  AddOp({x}, outputs, params);
+  return outputs;
+}
+
+ValueId GraphBuilder::Rope(ValueId x, const RopeOp& params, std::string name) {
+  if (CheckRead(name, x)) {
+    if (params.heads < 1 || params.head_dim < 1 || params.heads * params.head_dim != width(x)) {
+      Fail(name, fmt::format("{} heads of {} do not make the width {}", params.heads,
+                             params.head_dim, width(x)));
+    }
+    if (params.rotary_dim < 2 || params.rotary_dim % 2 != 0 ||
+        params.rotary_dim > params.head_dim) {
+      Fail(name, fmt::format("rotates {} of {} columns, wanted an even number from 2 to {}",
+                             params.rotary_dim, params.head_dim, params.head_dim));
+    }
+    const RopeTable& table = params.table;
+    const auto pairs = static_cast<size_t>(params.rotary_dim / 2);
+    if (table.inverse_frequencies.size() != pairs ||
+        (!table.long_inverse_frequencies.empty() &&
+         table.long_inverse_frequencies.size() != pairs)) {
+      Fail(name, fmt::format("{} (and {}) inverse frequencies, wanted {}",
+                             table.inverse_frequencies.size(),
+                             table.long_inverse_frequencies.size(), pairs));
+    }
+  }
+  const ValueId out = NewValue(std::move(name), width(x));
+  AddOp({x}, {out}, params);
+  return out;
+}
+
+ValueId GraphBuilder::Attention(ValueId q, ValueId k, ValueId v, AttentionOp params,
+                                std::string name) {
+  const bool readable = CheckRead(name, q) && CheckRead(name, k) && CheckRead(name, v);
+  if (params.heads < 1 || params.kv_heads < 1 || params.heads % params.kv_heads != 0) {
+    Fail(name, fmt::format("{} heads over {} key-value heads, wanted a multiple", params.heads,
+                           params.kv_heads));
+  } else if (readable && (params.heads * params.head_dim != width(q) ||
+                          params.kv_heads * params.head_dim != width(k) ||
+                          params.kv_heads * params.value_dim != width(v))) {
+    Fail(name,
+         fmt::format("widths of q, k, v are {}, {}, {}; {} heads of {} over {} key-value "
+                     "heads of {} and {} want {}, {}, {}",
+                     width(q), width(k), width(v), params.heads, params.head_dim, params.kv_heads,
+                     params.head_dim, params.value_dim, params.heads * params.head_dim,
+                     params.kv_heads * params.head_dim, params.kv_heads * params.value_dim));
+  }
+  if (params.window < 0) {
+    Fail(name, fmt::format("window {}, wanted 0 (none) or more", params.window));
+  }
+  params.state = static_cast<int32_t>(graph_.states.size());
+  graph_.states.push_back({.kind = LayerState::Kind::kPagedKv,
+                           .layer = LayerId(static_cast<int32_t>(graph_.layers.size()) - 1),
+                           .key_width = params.kv_heads * params.head_dim,
+                           .value_width = params.kv_heads * params.value_dim,
+                           .window = params.window});
+  const ValueId out = NewValue(std::move(name), params.heads * params.value_dim);
+  AddOp({q, k, v}, {out}, params);
+  return out;
+}
+
+ValueId GraphBuilder::Gated(ValueId gate, ValueId up, const GatedOp& params, std::string name) {
+  if (CheckRead(name, gate) && CheckRead(name, up) && width(gate) != width(up)) {
+    Fail(name, fmt::format("gate has width {}, up {}", width(gate), width(up)));
+  }
+  const ValueId out = NewValue(std::move(name), width(gate));
+  AddOp({gate, up}, {out}, params);
+  return out;
+}
+
+ValueId GraphBuilder::Act(ValueId x, const ActivationOp& params, std::string name) {
+  CheckRead(name, x);
+  const ValueId out = NewValue(std::move(name), width(x));
+  AddOp({x}, {out}, params);
+  return out;
+}
+
+ValueId GraphBuilder::Moe(ValueId x, const MoeOp& params, std::string name) {
+  const auto experts = std::ssize(params.gate);
+  if (CheckRead(name, x)) {
+    if (experts < 1 || std::ssize(params.up) != experts || std::ssize(params.down) != experts) {
+      Fail(name, fmt::format("{} gate, {} up and {} down matrices, wanted one of each per expert",
+                             params.gate.size(), params.up.size(), params.down.size()));
+    } else if (params.chosen < 1 || params.chosen > experts) {
+      Fail(name, fmt::format("chooses {} of {} experts", params.chosen, experts));
+    } else if (CheckTensor(name, params.router, {experts, width(x)}) &&
+               (!params.router_bias.valid() || CheckTensor(name, params.router_bias, {experts}))) {
+      for (size_t e = 0; e < params.gate.size(); ++e) {
+        const TensorId gate = params.gate[e];
+        const int64_t inner = gate.valid() && gate.value() < std::ssize(graph_.tensors)
+                                  ? graph_.tensor(gate).shape.front()
+                                  : 0;
+        if (!CheckTensor(name, gate, {inner, width(x)}) ||
+            !CheckTensor(name, params.up[e], {inner, width(x)}) ||
+            !CheckTensor(name, params.down[e], {width(x), inner})) {
+          break;
+        }
+      }
+    }
+  }
+  const ValueId out = NewValue(std::move(name), width(x));
+  AddOp({x}, {out}, params);
+  return out;
+}
+
+ValueId GraphBuilder::Add(ValueId a, ValueId b, std::string name) {
+  if (CheckRead(name, a) && CheckRead(name, b) && width(a) != width(b)) {
+    Fail(name, fmt::format("adds values of width {} and {}", width(a), width(b)));
+  }
+  const ValueId out = NewValue(std::move(name), width(a));
+  AddOp({a, b}, {out}, model::AddOp{});
+  return out;
+}
+
+ValueId GraphBuilder::Scale(ValueId x, float factor, std::string name) {
+  CheckRead(name, x);
+  const ValueId out = NewValue(std::move(name), width(x));
+  AddOp({x}, {out}, ScaleOp{.factor = factor});
+  return out;
+}
+
+ValueId GraphBuilder::SoftCap(ValueId x, float cap, std::string name) {
+  CheckRead(name, x);
+  if (!(cap > 0.0F)) {
+    Fail(name, fmt::format("soft cap {}, wanted a positive number", cap));
+  }
+  const ValueId out = NewValue(std::move(name), width(x));
+  AddOp({x}, {out}, SoftCapOp{.cap = cap});
+  return out;
+}
+
+ValueId GraphBuilder::SelectRows(ValueId x, std::string name) {
+  CheckRead(name, x);
+  const ValueId out = NewValue(std::move(name), width(x));
+  AddOp({x}, {out}, SelectRowsOp{});
+  return out;
+}
+
+Result<Graph> GraphBuilder::Build(ValueId logits) && {
+  if (!first_error_) {
+    if (graph_.layers.size() < 2 || graph_.layers.back().kind != LayerKind::kHead) {
+      Fail("graph", "wanted an embedding first and a head last");
+    } else if (CheckRead("logits", logits) &&
+               graph_.value(logits).producer.value() != graph_.num_layers() - 1) {
+      Fail("logits", "are not written by the head");
+    } else if (OverLimit(graph_.tensors)) {
+      Fail("graph", fmt::format("more than {} parameters", kMaxParameters));
+    }
+    std::unordered_set<std::string_view> names;
+    for (const Value& value : graph_.values) {
+      if (!names.insert(value.name).second) {
+        Fail(value.name, "two values have this name");
+      }
+    }
+  }
+  if (first_error_) {
+    return *std::move(first_error_);
+  }
+  graph_.logits = logits;
+  return std::move(graph_);
+}
+
+}  // namespace penstock::model

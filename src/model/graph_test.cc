@@ -1,0 +1,153 @@
+#include "model/graph.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+namespace penstock::model {
+namespace {
+
+TensorId Table(GraphBuilder& b, int64_t vocabulary = 8, int64_t width = 4) {
+  return b.Tensor("table", {vocabulary, width}, TensorRole::kEmbedding);
+}
+
+// Embedding, one decoder layer by `body`, and a tied head.
+Result<Graph> BuildWith(const std::function<ValueId(GraphBuilder&, ValueId)>& body) {
+  GraphBuilder b;
+  b.BeginLayer(LayerKind::kEmbedding, "embedding");
+  const ValueId x = b.Embed(Table(b), 1.0F, "x");
+  b.BeginLayer(LayerKind::kDecoder, "layer 0");
+  const ValueId y = body(b, x);
+  b.BeginLayer(LayerKind::kHead, "head");
+  const ValueId rows = b.SelectRows(y, "rows");
+  const std::vector<ValueId> logits =
+      b.Linear(rows, {.weights = {Table(b)}, .biases = {}}, {"logits"});
+  return std::move(b).Build(logits[0]);
+}
+
+TEST(Graph, AGoodGraphKeepsOperationsValuesAndTensorsInOrder) {
+  const auto graph = BuildWith([](GraphBuilder& b, ValueId x) {
+    const ValueId y =
+        b.Linear(x, {.weights = {b.Matrix("w", 4, 4)}, .biases = {b.Vector("c", 4)}}, {"y"})[0];
+    return b.Add(x, y, "z");
+  });
+  ASSERT_TRUE(graph.ok()) << graph.error().message;
+  EXPECT_EQ(graph->num_layers(), 3);
+  ASSERT_EQ(graph->ops.size(), 5U);
+  EXPECT_EQ(OpName(graph->ops[0]), "embed");
+  EXPECT_EQ(OpName(graph->ops[1]), "linear");
+  EXPECT_EQ(OpName(graph->ops[2]), "add");
+  EXPECT_EQ(graph->layers[1].first_op, 1);
+  EXPECT_EQ(graph->layers[1].last_op, 3);
+  EXPECT_EQ(graph->tensors.size(), 3U) << "the tied table stands once";
+  EXPECT_EQ(TensorsOf(graph->ops[1]), (std::vector<TensorId>{TensorId(1), TensorId(2)}));
+  EXPECT_EQ(graph->value(graph->logits).width, 8);
+  EXPECT_EQ(graph->value(graph->logits).producer, LayerId(2));
+}
+
+struct BadGraph {
+  const char* name;
+  std::function<ValueId(GraphBuilder&, ValueId)> body;
+  const char* message;
+};
+
+TEST(Graph, MistakesAreNamedWithLayerAndOperation) {
+  const BadGraph cases[] = {
+      {"later value", [](GraphBuilder& b, ValueId x) { return b.Add(x, ValueId(99), "z"); },
+       "layer 0: z: reads value 99, which is not written yet"},
+      {"no value", [](GraphBuilder& b, ValueId) { return b.Scale(ValueId(), 2.0F, "z"); },
+       "layer 0: z: reads value -1"},
+      {"token ids as numbers", [](GraphBuilder& b, ValueId x) { return b.Add(x, b.tokens(), "z"); },
+       "holds token ids"},
+      {"wrong columns",
+       [](GraphBuilder& b, ValueId x) {
+         return b.Linear(x, {.weights = {b.Matrix("w", 4, 5)}, .biases = {}}, {"y"})[0];
+       },
+       "layer 0: y: 'w' has shape [4, 5], wanted [4, 4]"},
+      {"two shapes",
+       [](GraphBuilder& b, ValueId x) {
+         b.Matrix("w", 4, 4);
+         b.Matrix("w", 2, 4);
+         return x;
+       },
+       "w: has shape [4, 4] and is also used with [2, 4]"},
+      {"odd rotation",
+       [](GraphBuilder& b, ValueId x) {
+         return b.Rope(x, {.heads = 1, .head_dim = 4, .rotary_dim = 3, .table = {}}, "r");
+       },
+       "rotates 3 of 4 columns"},
+      {"heads",
+       [](GraphBuilder& b, ValueId x) {
+         return b.Attention(x, x, x, {.heads = 3, .kv_heads = 2, .head_dim = 1, .value_dim = 1},
+                            "a");
+       },
+       "3 heads over 2 key-value heads"},
+      {"split",
+       [](GraphBuilder& b, ValueId x) {
+         return b.Split(x, {.widths = {1, 2}}, {"s", "t"})[0];
+       },
+       "parts of 3 columns together split a value of width 4"},
+      {"same name twice", [](GraphBuilder& b, ValueId x) { return b.Scale(x, 2.0F, "x"); },
+       "x: two values have this name"},
+      {"experts",
+       [](GraphBuilder& b, ValueId x) {
+         MoeOp op;
+         op.router = b.Matrix("router", 1, 4);
+         op.gate = {b.Matrix("g", 2, 4)};
+         op.up = {b.Matrix("u", 2, 4)};
+         op.down = {b.Matrix("d", 4, 2)};
+         op.chosen = 2;
+         return b.Moe(x, op, "m");
+       },
+       "chooses 2 of 1 experts"},
+  };
+  for (const BadGraph& bad : cases) {
+    const auto graph = BuildWith(bad.body);
+    ASSERT_FALSE(graph.ok()) << bad.name;
+    EXPECT_EQ(graph.error().code, ErrorCode::kInvalidArgument) << bad.name;
+    EXPECT_NE(graph.error().message.find(bad.message), std::string::npos)
+        << bad.name << ": " << graph.error().message;
+  }
+}
+
+TEST(Graph, LayersOutOfOrderAreRefused) {
+  {
+    GraphBuilder b;
+    b.BeginLayer(LayerKind::kDecoder, "layer 0");
+    const auto graph = std::move(b).Build(ValueId(0));
+    ASSERT_FALSE(graph.ok());
+    EXPECT_NE(graph.error().message.find("embedding is the first layer"), std::string::npos);
+  }
+  {
+    GraphBuilder b;
+    b.BeginLayer(LayerKind::kEmbedding, "embedding");
+    const ValueId x = b.Embed(Table(b), 1.0F, "x");
+    b.BeginLayer(LayerKind::kHead, "head");
+    b.BeginLayer(LayerKind::kDecoder, "layer 9");
+    const auto graph = std::move(b).Build(x);
+    ASSERT_FALSE(graph.ok());
+    EXPECT_NE(graph.error().message.find("layer 9"), std::string::npos);
+  }
+  {
+    GraphBuilder b;
+    b.BeginLayer(LayerKind::kEmbedding, "embedding");
+    const ValueId x = b.Embed(Table(b), 1.0F, "x");
+    b.BeginLayer(LayerKind::kHead, "head");
+    EXPECT_FALSE(std::move(b).Build(x).ok()) << "the logits come from the head";
+  }
+}
+
+TEST(Graph, ParametersBeyondCountingAreRefused) {
+  GraphBuilder b;
+  b.BeginLayer(LayerKind::kEmbedding, "embedding");
+  const ValueId x = b.Embed(Table(b, int64_t{1} << 40, int64_t{1} << 40), 1.0F, "x");
+  b.BeginLayer(LayerKind::kHead, "head");
+  const auto logits = b.Linear(
+      x, {.weights = {Table(b, int64_t{1} << 40, int64_t{1} << 40)}, .biases = {}}, {"logits"});
+  const auto graph = std::move(b).Build(logits[0]);
+  ASSERT_FALSE(graph.ok());
+  EXPECT_NE(graph.error().message.find("parameters"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace penstock::model
