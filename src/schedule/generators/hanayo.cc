@@ -1,0 +1,18 @@
+// Hanayo (Liu et al. 2023, arXiv 2308.15762): 1F1B on a wave: the V placement repeated, v chunks
+// per rank in zig-zag, so that a micro-batch turns on a rank instead of travelling round. The paper
+// gives pictures; here the order comes from greedy list scheduling, backward first, with at most p
+// micro-batches in flight. Bubble falls with v, peak activations at most p.
+
+#include "schedule/generators/generators.h"
+#include "schedule/generators/list_scheduler.h"
+
+namespace penstock::schedule {
+
+Result<Schedule> MakeHanayo(const GeneratorOptions& options) {
+  Schedule schedule =
+      StartSchedule("hanayo", options, Placement::Wave(options.ranks, options.chunks));
+  FillGreedily(schedule, {.in_flight = options.ranks});
+  return schedule;
+}
+
+}  // namespace penstock::schedule
