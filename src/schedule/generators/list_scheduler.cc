@@ -1,36 +1,48 @@
 #include "schedule/generators/list_scheduler.h"
 
-#include <algorithm>
 #include <functional>
 #include <queue>
 #include <tuple>
 #include <vector>
 
+#include "schedule/generators/building_block.h"
+
 namespace penstock::schedule {
 namespace {
 
-constexpr int64_t kForwardUnits = 1;
-constexpr int64_t kBackwardUnits = 2;
-
 class ListScheduler {
  public:
-  ListScheduler(Schedule& schedule, const ListRules& rules)
-      : schedule_(schedule), rules_(rules), ranks_(static_cast<size_t>(schedule.num_ranks())) {}
+  ListScheduler(Schedule& schedule, int in_flight)
+      : schedule_(schedule),
+        in_flight_(in_flight),
+        period_(EarliestBlocksPeriod(schedule.placement)),
+        ranks_(static_cast<size_t>(schedule.num_ranks())) {
+    for (auto& of_direction : slot_) {
+      for (auto& of_kind : of_direction)
+        of_kind.resize(static_cast<size_t>(schedule.num_stages()));
+    }
+    for (const auto& slots : EarliestBlocks(schedule.placement)) {
+      for (const BlockSlot& slot : slots) {
+        slot_[slot.direction][slot.kind == OpKind::kBackward][static_cast<size_t>(slot.stage)] =
+            slot.at;
+      }
+    }
+  }
 
   void Run() {
-    const int directions = schedule_.placement.num_directions();
-    const int ends[3] = {0, directions == 1 ? schedule_.micro_batches : schedule_.direction_split(),
-                         schedule_.micro_batches};
-    for (int d = 0; d < directions; ++d) {
-      entered_[d] = ends[d];
+    const int split = schedule_.direction_split();
+    const bool two = schedule_.placement.num_directions() == 2;
+    const int ends[3] = {0, two ? split : schedule_.micro_batches, schedule_.micro_batches};
+    for (int d = 0; d < (two ? 2 : 1); ++d) {
+      first_[d] = entered_[d] = ends[d];
       limit_[d] = ends[d + 1];
-      for (int i = 0; i < rules_.in_flight; ++i)
+      for (int i = 0; i < in_flight_; ++i)
         Enter(d);
     }
     Dispatch(0);
     while (!events_.empty()) {
-      const int64_t now = std::get<0>(events_.top());
-      while (!events_.empty() && std::get<0>(events_.top()) == now) {
+      const int64_t now = events_.top().end;
+      while (!events_.empty() && events_.top().end == now) {
         const Event event = events_.top();
         events_.pop();
         Finish(event);
@@ -40,42 +52,53 @@ class ListScheduler {
   }
 
  private:
-  // Forward candidates: deepest stage first, then the first micro-batch. Backward: first
-  // micro-batch, then the latest stage.
-  using Candidate = std::tuple<int, int>;
-  using Queue = std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>>;
-
-  struct Rank {
-    Queue forward;   // (-stage, micro-batch)
-    Queue backward;  // (micro-batch, -stage)
-    bool busy = false;
+  struct Work {
+    int64_t key;  // slot of the steady pattern
+    bool back;
+    int stage;
+    int micro_batch;
+    auto operator<=>(const Work&) const = default;
   };
 
-  using Event = std::tuple<int64_t, int, int, int>;  // time, kind (0: F, 1: B), micro-batch, stage
+  struct Event {
+    int64_t end;
+    Work work;
+    auto operator<=>(const Event&) const = default;
+  };
+  template <class T>
+  using MinQueue = std::priority_queue<T, std::vector<T>, std::greater<>>;
+
+  struct Rank {
+    MinQueue<Work> ready;
+    bool busy = false;
+  };
 
   Rank& RankOf(int stage, int micro_batch) {
     return ranks_[static_cast<size_t>(
         schedule_.RankOf(StageId(stage), MicroBatchId(micro_batch)).value())];
   }
 
+  void Offer(bool back, int stage, int micro_batch) {
+    const int d = schedule_.DirectionOf(MicroBatchId(micro_batch));
+    const int64_t key =
+        slot_[d][back][static_cast<size_t>(stage)] + int64_t{period_} * (micro_batch - first_[d]);
+    RankOf(stage, micro_batch).ready.push({key, back, stage, micro_batch});
+  }
+
   void Enter(int direction) {
-    if (entered_[direction] < limit_[direction]) {
-      const int micro_batch = entered_[direction]++;
-      RankOf(0, micro_batch).forward.emplace(0, micro_batch);
-    }
+    if (entered_[direction] < limit_[direction])
+      Offer(false, 0, entered_[direction]++);
   }
 
   void Finish(const Event& event) {
-    const auto [time, kind, micro_batch, stage] = event;
+    const auto [key, back, stage, micro_batch] = event.work;
     RankOf(stage, micro_batch).busy = false;
-    if (kind == 0) {
-      if (stage + 1 < schedule_.num_stages()) {
-        RankOf(stage + 1, micro_batch).forward.emplace(-(stage + 1), micro_batch);
-      } else {
-        RankOf(stage, micro_batch).backward.emplace(micro_batch, -stage);
-      }
+    if (!back && stage + 1 < schedule_.num_stages()) {
+      Offer(false, stage + 1, micro_batch);
+    } else if (!back) {
+      Offer(true, stage, micro_batch);
     } else if (stage > 0) {
-      RankOf(stage - 1, micro_batch).backward.emplace(micro_batch, -(stage - 1));
+      Offer(true, stage - 1, micro_batch);
     } else {
       Enter(schedule_.DirectionOf(MicroBatchId(micro_batch)));
     }
@@ -84,38 +107,32 @@ class ListScheduler {
   void Dispatch(int64_t now) {
     for (size_t r = 0; r < ranks_.size(); ++r) {
       Rank& rank = ranks_[r];
-      if (rank.busy)
+      if (rank.busy || rank.ready.empty())
         continue;
-      if (!rank.backward.empty()) {
-        const auto [micro_batch, negative_stage] = rank.backward.top();
-        rank.backward.pop();
-        Start(r, OpKind::kBackward, -negative_stage, micro_batch, now + kBackwardUnits);
-      } else if (!rank.forward.empty()) {
-        const auto [negative_stage, micro_batch] = rank.forward.top();
-        rank.forward.pop();
-        Start(r, OpKind::kForward, -negative_stage, micro_batch, now + kForwardUnits);
-      }
+      const Work work = rank.ready.top();
+      rank.ready.pop();
+      rank.busy = true;
+      schedule_.ranks[r].push_back(MakeAction(work.back ? OpKind::kBackward : OpKind::kForward,
+                                              StageId(work.stage), MicroBatchId(work.micro_batch)));
+      events_.push({now + (work.back ? 2 : 1), work});
     }
   }
 
-  void Start(size_t rank, OpKind kind, int stage, int micro_batch, int64_t end) {
-    ranks_[rank].busy = true;
-    schedule_.ranks[rank].push_back(MakeAction(kind, StageId(stage), MicroBatchId(micro_batch)));
-    events_.emplace(end, kind == OpKind::kForward ? 0 : 1, micro_batch, stage);
-  }
-
   Schedule& schedule_;
-  const ListRules& rules_;
+  int in_flight_;
+  int period_;
+  std::vector<int> slot_[2][2];  // [direction][back][stage]
   std::vector<Rank> ranks_;
-  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  MinQueue<Event> events_;
+  int first_[2] = {0, 0};
   int entered_[2] = {0, 0};
   int limit_[2] = {0, 0};
 };
 
 }  // namespace
 
-void FillGreedily(Schedule& schedule, const ListRules& rules) {
-  ListScheduler(schedule, rules).Run();
+void FillGreedily(Schedule& schedule, int in_flight) {
+  ListScheduler(schedule, in_flight).Run();
 }
 
 }  // namespace penstock::schedule

@@ -7,16 +7,11 @@
 
 namespace penstock::schedule {
 
-struct ListRules {
-  int in_flight = 1;  // micro-batches per direction between the start of their first F and the end
-                      // of their last B
-};
-
-// Fills `schedule.ranks` by running it: a free rank takes the backward that is ready with the
-// lowest micro-batch, else the ready forward that is deepest in the pipeline, else the first; a new
-// micro-batch enters only while fewer than `in_flight` of its direction are. F takes 1 and B 2
-// units. Legal by construction, with at most in_flight * v saved stages per direction on a rank.
-// REQUIRES: header and placement filled in, programs empty. Cost O(n log n) for n = S * m.
-void FillGreedily(Schedule& schedule, const ListRules& rules);
+// Fills `schedule.ranks` by running it: a free rank takes, of what is ready, the action that comes
+// first in the steady pattern of EarliestBlocks; a new micro-batch enters only while fewer than
+// `in_flight` of its direction are between their first F and their last B. F takes 1 and B 2 units.
+// Legal by construction, with at most in_flight * v saved stages per direction on a rank. REQUIRES:
+// header and placement filled in, programs empty. Cost O(n log n) for n = S * m.
+void FillGreedily(Schedule& schedule, int in_flight);
 
 }  // namespace penstock::schedule

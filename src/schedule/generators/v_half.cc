@@ -13,8 +13,8 @@ Result<Schedule> MakeVHalf(const GeneratorOptions& options) {
   Schedule schedule = StartSchedule("v-half", options, Placement::V(p));
   const int shift = p % 2 == 0 ? 3 : 0;
   for (int r = 0; r < p; ++r) {
-    WriteBlocks(schedule, r,
-                {2 * r, 3 * p - r - 2, 3 * p + 2 * r - 1 + shift, 6 * p - r - 2 + shift});
+    WriteVBlocks(schedule, r, 2 * r, 3 * p - r - 2, 3 * p + 2 * r - 1 + shift,
+                 6 * p - r - 2 + shift);
   }
   return schedule;
 }

@@ -13,7 +13,7 @@ Result<Schedule> MakeVMin(const GeneratorOptions& options) {
   Schedule schedule = StartSchedule("v-min", options, Placement::V(p));
   const int shift = p % 3 == 0 ? 2 : 0;
   for (int r = 0; r < p; ++r) {
-    WriteBlocks(schedule, r, {r, 2 * p - r - 1, 2 * p + r + shift, 4 * p - r - 1 + shift});
+    WriteVBlocks(schedule, r, r, 2 * p - r - 1, 2 * p + r + shift, 4 * p - r - 1 + shift);
   }
   return schedule;
 }
