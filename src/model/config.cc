@@ -17,8 +17,9 @@ struct FamilyRow {
 
 // Sorted by model_type.
 constexpr FamilyRow kFamilies[] = {
-    {"llama", BuildLlama},
-    {"mistral", BuildLlama},
+    {"gemma2", BuildGemma},  {"gemma3_text", BuildGemma}, {"llama", BuildLlama},
+    {"mistral", BuildLlama}, {"mixtral", BuildMixtral},   {"phi3", BuildPhi3},
+    {"qwen2", BuildQwen},    {"qwen3", BuildQwen},        {"qwen3_moe", BuildQwen3Moe},
 };
 
 const FamilyRow* FindFamily(std::string_view model_type) {

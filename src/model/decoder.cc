@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace penstock::model {
 namespace {
@@ -65,9 +66,24 @@ Result<> RefuseUnknownMathematics(const JsonReader& config) {
   return {};
 }
 
+Result<int64_t> IntOrRequired(const JsonReader& config, std::string_view key, int64_t fallback,
+                              int64_t high) {
+  return fallback > 0 ? config.IntOr(key, fallback, 1, high) : config.Int(key, 1, high);
+}
+
+// Ids outside the vocabulary never occur: configurations cut from larger ones keep such.
+Result<std::vector<int64_t>> ReadIds(const JsonReader& config, std::string_view key,
+                                     int64_t vocabulary) {
+  constexpr int64_t kAnyId = int64_t{1} << 31;
+  PENSTOCK_TRY_ASSIGN(std::vector<int64_t> ids, config.IntsOr(key, -1, kAnyId));
+  std::erase_if(ids, [&](int64_t id) { return id < 0 || id >= vocabulary; });
+  return ids;
+}
+
 Result<> ReadHeads(const JsonReader& config, const DecoderDefaults& defaults,
                    DecoderConfig& decoder) {
-  PENSTOCK_TRY_ASSIGN(decoder.heads, config.Int("num_attention_heads", 1, kMaxHeads));
+  PENSTOCK_TRY_ASSIGN(decoder.heads,
+                      IntOrRequired(config, "num_attention_heads", defaults.heads, kMaxHeads));
   const int64_t absent_kv = defaults.kv_heads > 0 && IsAbsent(config, "num_key_value_heads")
                                 ? defaults.kv_heads
                                 : decoder.heads;
@@ -130,9 +146,10 @@ bool IsAbsent(const JsonReader& config, std::string_view key) {
 Result<DecoderConfig> ReadDecoder(const JsonReader& config, const DecoderDefaults& defaults) {
   PENSTOCK_TRY(RefuseUnknownMathematics(config));
   DecoderConfig decoder;
-  PENSTOCK_TRY_ASSIGN(decoder.vocabulary, config.Int("vocab_size", 1, kMaxVocabulary));
+  PENSTOCK_TRY_ASSIGN(decoder.vocabulary,
+                      IntOrRequired(config, "vocab_size", defaults.vocabulary, kMaxVocabulary));
   PENSTOCK_TRY_ASSIGN(decoder.hidden, config.Int("hidden_size", 1, kMaxHidden));
-  if (defaults.dense) {
+  if (defaults.dense || config.Has("intermediate_size")) {
     PENSTOCK_TRY_ASSIGN(decoder.intermediate, config.Int("intermediate_size", 1, kMaxIntermediate));
   }
   PENSTOCK_TRY_ASSIGN(decoder.layers, config.Int("num_hidden_layers", 1, kMaxLayers));
@@ -144,8 +161,8 @@ Result<DecoderConfig> ReadDecoder(const JsonReader& config, const DecoderDefault
   decoder.epsilon = static_cast<float>(epsilon);
   PENSTOCK_TRY_ASSIGN(decoder.activation, ReadActivation(config, defaults));
   PENSTOCK_TRY_ASSIGN(decoder.tied, config.BoolOr("tie_word_embeddings", defaults.tied));
-  PENSTOCK_TRY_ASSIGN(decoder.bos, config.IntsOr("bos_token_id", 0, decoder.vocabulary - 1));
-  PENSTOCK_TRY_ASSIGN(decoder.eos, config.IntsOr("eos_token_id", 0, decoder.vocabulary - 1));
+  PENSTOCK_TRY_ASSIGN(decoder.bos, ReadIds(config, "bos_token_id", decoder.vocabulary));
+  PENSTOCK_TRY_ASSIGN(decoder.eos, ReadIds(config, "eos_token_id", decoder.vocabulary));
   return decoder;
 }
 
@@ -204,6 +221,10 @@ ValueId Norm(GraphBuilder& b, ValueId x, NormStyle style, const std::string& ten
   return b.RmsNorm(
       x, {.weight = weight, .epsilon = style.epsilon, .add_one = style.add_one, .group = 0},
       std::move(name));
+}
+
+float InverseRoot(double x) {
+  return static_cast<float>(1.0 / std::sqrt(x));
 }
 
 ValueId SelfAttention(GraphBuilder& b, ValueId x, const AttentionPiece& piece,

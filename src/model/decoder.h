@@ -21,14 +21,16 @@ namespace penstock::model {
 // Values of absent keys, as the family's configuration class in transformers has them. A key that
 // is there but null is another thing.
 struct DecoderDefaults {
-  int64_t kv_heads = 0;  // 0: as many as heads
-  int64_t head_dim = 0;  // 0: hidden / heads
+  int64_t vocabulary = 0;  // 0: the key is required
+  int64_t heads = 0;       // 0: the key is required
+  int64_t kv_heads = 0;    // 0: as many as heads
+  int64_t head_dim = 0;    // 0: hidden / heads
   double epsilon = 1e-6;
   bool tied = false;
   int64_t context = 2048;
   std::string_view activation_key = "hidden_act";
   Activation activation = Activation::kSilu;
-  bool dense = true;  // intermediate_size is required
+  bool dense = true;  // intermediate_size is required; else it may be absent
 };
 
 // The common keys.
@@ -84,6 +86,9 @@ struct NormStyle {
 ValueId Norm(GraphBuilder& b, ValueId x, NormStyle style, const std::string& tensor,
              std::string name);
 
+// 1 / sqrt(x), rounded once.
+float InverseRoot(double x);
+
 struct AttentionPiece {
   int64_t heads = 0;
   int64_t kv_heads = 0;
@@ -132,6 +137,12 @@ Result<MoePiece> ReadMoe(const JsonReader& config, const DecoderConfig& decoder,
                          std::string_view experts_key, std::string_view chosen_key,
                          std::string_view intermediate_key);
 
+// A decoder layer of the common form: x + attention(norm x), then + mlp(norm of that), where `mlp`
+// makes the second branch from (normed value, tensor prefix of the layer, tag).
+template <class Mlp>
+ValueId PreNormLayer(GraphBuilder& b, ValueId x, int64_t layer, NormStyle norm,
+                     const AttentionPiece& attention, Mlp mlp);
+
 // Embedding layer: table * scale.
 ValueId EmbeddingLayer(GraphBuilder& b, const DecoderConfig& decoder, float scale = 1.0F);
 
@@ -142,6 +153,20 @@ Result<Graph> HeadLayer(GraphBuilder&& b, ValueId x, const DecoderConfig& decode
 
 // "model.layers.3."
 std::string LayerPrefix(int64_t layer);
+
+template <class Mlp>
+ValueId PreNormLayer(GraphBuilder& b, ValueId x, int64_t layer, NormStyle norm,
+                     const AttentionPiece& attention, Mlp mlp) {
+  const std::string tag = std::to_string(layer);
+  const std::string prefix = LayerPrefix(layer);
+  b.BeginLayer(LayerKind::kDecoder, "layer " + tag);
+  ValueId y = Norm(b, x, norm, prefix + "input_layernorm", "attention_norm." + tag);
+  y = SelfAttention(b, y, attention, prefix + "self_attn.", tag);
+  x = b.Add(x, y, "middle." + tag);
+  y = Norm(b, x, norm, prefix + "post_attention_layernorm", "mlp_norm." + tag);
+  y = mlp(y, prefix, tag);
+  return b.Add(x, y, "hidden." + tag);
+}
 
 template <class Rule>
 Result<std::vector<int64_t>> ReadLayerWindows(const JsonReader& config, int64_t layers,

@@ -48,21 +48,22 @@ bool OverLimit(const std::vector<WeightTensor>& tensors) {
 
 std::vector<TensorId> TensorsOf(const Op& op) {
   std::vector<TensorId> ids;
-  std::visit(Overloaded{[&](const EmbedOp& p) { ids.push_back(p.table); },
-                        [&](const RmsNormOp& p) { ids.push_back(p.weight); },
-                        [&](const LinearOp& p) {
-                          AppendValid(p.weights, ids);
-                          AppendValid(p.biases, ids);
-                        },
-                        [&](const MoeOp& p) {
-                          ids.push_back(p.router);
-                          AppendValid({p.router_bias}, ids);
-                          AppendValid(p.gate, ids);
-                          AppendValid(p.up, ids);
-                          AppendValid(p.down, ids);
-                        },
-                        [](const auto&) {}},
-             op.params);
+  std::visit(
+      Overloaded{[&](const EmbedOp& p) { ids.push_back(p.table); },
+                 [&](const RmsNormOp& p) { ids.push_back(p.weight); },
+                 [&](const LinearOp& p) {
+                   AppendValid(p.weights, ids);
+                   AppendValid(p.biases, ids);
+                 },
+                 [&](const MoeOp& p) {
+                   ids.push_back(p.router);
+                   AppendValid({p.router_bias}, ids);
+                   AppendValid(p.gate, ids);
+                   AppendValid(p.up, ids);
+                   AppendValid(p.down, ids);
+                 },
+                 [&](const CountedOp& p) { AppendValid(p.weights, ids); }, [](const auto&) {}},
+      op.params);
   return ids;
 }
 
@@ -75,7 +76,8 @@ std::string_view OpName(const Op& op) {
           [](const GatedOp&) { return "gated"; }, [](const ActivationOp&) { return "activation"; },
           [](const MoeOp&) { return "moe"; }, [](const AddOp&) { return "add"; },
           [](const ScaleOp&) { return "scale"; }, [](const SoftCapOp&) { return "soft_cap"; },
-          [](const SelectRowsOp&) { return "select_rows"; }},
+          [](const SelectRowsOp&) { return "select_rows"; },
+          [](const CountedOp&) { return "counted"; }},
       op.params);
 }
 
@@ -105,7 +107,7 @@ void GraphBuilder::BeginLayer(LayerKind kind, std::string name) {
 }
 
 TensorId GraphBuilder::Tensor(std::string name, std::vector<int64_t> shape, TensorRole role,
-                              bool routed_expert) {
+                              bool routed_expert, bool replicated) {
   const auto found = tensor_ids_.find(name);
   if (found != tensor_ids_.end()) {
     const WeightTensor& old = graph_.tensor(found->second);
@@ -129,7 +131,8 @@ TensorId GraphBuilder::Tensor(std::string name, std::vector<int64_t> shape, Tens
   graph_.tensors.push_back({.name = std::move(name),
                             .shape = std::move(shape),
                             .role = role,
-                            .routed_expert = routed_expert});
+                            .routed_expert = routed_expert,
+                            .replicated = replicated});
   return id;
 }
 
@@ -323,7 +326,8 @@ ValueId GraphBuilder::Attention(ValueId q, ValueId k, ValueId v, AttentionOp par
                            .layer = LayerId(static_cast<int32_t>(graph_.layers.size()) - 1),
                            .key_width = params.kv_heads * params.head_dim,
                            .value_width = params.kv_heads * params.value_dim,
-                           .window = params.window});
+                           .window = params.window,
+                           .heads = params.kv_heads});
   const ValueId out = NewValue(std::move(name), params.heads * params.value_dim);
   AddOp({q, k, v}, {out}, params);
   return out;
@@ -404,6 +408,40 @@ ValueId GraphBuilder::SelectRows(ValueId x, std::string name) {
   const ValueId out = NewValue(std::move(name), width(x));
   AddOp({x}, {out}, SelectRowsOp{});
   return out;
+}
+
+std::vector<ValueId> GraphBuilder::Counted(
+    const std::vector<ValueId>& inputs, CountedOp params, std::optional<LayerState> state,
+    const std::vector<std::pair<std::string, int64_t>>& out) {
+  const std::string name = params.kind.empty() ? "counted" : params.kind;
+  for (const ValueId id : inputs) {
+    if (id != graph_.tokens) {
+      CheckRead(name, id);
+    }
+  }
+  for (const TensorId id : params.weights) {
+    if (!id.valid() || id.value() >= std::ssize(graph_.tensors)) {
+      Fail(name, "names a weight tensor that does not exist");
+    }
+  }
+  if (params.experts < 0 || params.chosen < 0 || params.chosen > params.experts) {
+    Fail(name, fmt::format("chooses {} of {} experts", params.chosen, params.experts));
+  }
+  params.state = -1;
+  if (state) {
+    params.state = static_cast<int32_t>(graph_.states.size());
+    state->layer = LayerId(static_cast<int32_t>(graph_.layers.size()) - 1);
+    graph_.states.push_back(*state);
+  }
+  std::vector<ValueId> outputs;
+  for (const auto& [value, width] : out) {
+    if (width < 1) {
+      Fail(value, fmt::format("width {}, wanted at least 1", width));
+    }
+    outputs.push_back(NewValue(value, width));
+  }
+  AddOp(inputs, outputs, std::move(params));
+  return outputs;
 }
 
 Result<Graph> GraphBuilder::Build(ValueId logits) && {

@@ -174,9 +174,9 @@ struct CountedOp {
   int32_t state = -1;              // index into Graph::states; -1: none
 };
 
-using OpParams = std::variant<EmbedOp, RmsNormOp, LinearOp, SplitOp, RopeOp, AttentionOp, GatedOp,
-                              ActivationOp, MoeOp, AddOp, ScaleOp, SoftCapOp, SelectRowsOp,
-                              CountedOp>;
+using OpParams =
+    std::variant<EmbedOp, RmsNormOp, LinearOp, SplitOp, RopeOp, AttentionOp, GatedOp, ActivationOp,
+                 MoeOp, AddOp, ScaleOp, SoftCapOp, SelectRowsOp, CountedOp>;
 
 struct Op {
   LayerId layer;
@@ -194,10 +194,10 @@ struct LayerState {
   enum class Kind : uint8_t { kPagedKv, kLatent, kRecurrent };
   Kind kind = Kind::kPagedKv;
   LayerId layer;
-  int64_t key_width = 0;    // elements per token: kv_heads * head_dim
-  int64_t value_width = 0;  // kv_heads * value_dim
-  int64_t window = 0;       // tokens that are ever read again; 0: all
-  int64_t heads = 0;        // that tensor parallelism divides; 0: not stated
+  int64_t key_width = 0;       // elements per token: kv_heads * head_dim
+  int64_t value_width = 0;     // kv_heads * value_dim
+  int64_t window = 0;          // tokens that are ever read again; 0: all
+  int64_t heads = 0;           // that tensor parallelism divides; 0: not stated
   int64_t sequence_bytes = 0;  // kept per sequence whatever its length
 };
 
@@ -244,9 +244,10 @@ class GraphBuilder {
   // The operations that follow belong to this layer.
   void BeginLayer(LayerKind kind, std::string name);
 
-  // The same name and shape give the same tensor (tied weights).
+  // The same name and shape give the same tensor (tied weights). Matrices have two dimensions,
+  // vectors one.
   TensorId Tensor(std::string name, std::vector<int64_t> shape, TensorRole role,
-                  bool routed_expert = false);
+                  bool routed_expert = false, bool replicated = false);
 
   TensorId Matrix(std::string name, int64_t outputs, int64_t inputs) {
     return Tensor(std::move(name), {outputs, inputs}, TensorRole::kMatrix);
@@ -272,6 +273,11 @@ class GraphBuilder {
   ValueId Scale(ValueId x, float factor, std::string name);
   ValueId SoftCap(ValueId x, float cap, std::string name);
   ValueId SelectRows(ValueId x, std::string name);
+  // Adds `state` to the current layer by itself: params.state is set here. `outputs` are names and
+  // widths. The token ids may be among the inputs.
+  std::vector<ValueId> Counted(const std::vector<ValueId>& inputs, CountedOp params,
+                               std::optional<LayerState> state,
+                               const std::vector<std::pair<std::string, int64_t>>& outputs);
 
   // Width of a value; 0 for one that nobody has written yet.
   int64_t width(ValueId id) const {

@@ -249,7 +249,7 @@ Result<FoundParameters> FindParameters(const JsonReader& config, const RopeReque
       continue;
     }
     if (!IsPerLayerType(*parameters)) {
-      if (!request.scaled && std::string_view(key) == "rope_scaling") {
+      if (!request.scaled) {
         continue;
       }
       return FoundParameters{parameters, key, false};
@@ -289,10 +289,10 @@ Result<int64_t> RotaryDim(const JsonReader& config, const JsonReader& parameters
 }
 
 Result<int64_t> OriginalPositions(const JsonReader& config, const JsonReader& parameters,
-                                  bool per_layer_type, int64_t max_positions) {
+                                  bool per_layer_type, int64_t fallback) {
   constexpr const char* kKey = "original_max_position_embeddings";
   const bool outside = !per_layer_type && config.Has(kKey);
-  return (outside ? config : parameters).IntOr(kKey, max_positions, 1, kMaxPositions);
+  return (outside ? config : parameters).IntOr(kKey, fallback, 1, kMaxPositions);
 }
 
 }  // namespace

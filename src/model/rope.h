@@ -26,7 +26,8 @@ struct RopeRequest {
   bool yarn_is_longrope = false;  // Phi-3's older name for it
   std::string_view layer_type;    // "full_attention": which part of per-layer parameters
   std::string_view theta_key = "rope_theta";  // key beside the parameters; Gemma 3 has two
-  bool scaled = true;  // false: old-style `rope_scaling` does not concern these layers
+  bool scaled = true;  // false: parameters that are not per layer type don't concern these layers
+  int64_t default_original = 0;  // original_max_position_embeddings; 0: max_positions
 };
 
 struct Rope {

@@ -14,5 +14,10 @@ namespace penstock::model {
 using FamilyBuilder = Result<Model> (*)(const JsonReader& config, std::string_view model_type);
 
 Result<Model> BuildLlama(const JsonReader& config, std::string_view model_type);
+Result<Model> BuildQwen(const JsonReader& config, std::string_view model_type);
+Result<Model> BuildQwen3Moe(const JsonReader& config, std::string_view model_type);
+Result<Model> BuildMixtral(const JsonReader& config, std::string_view model_type);
+Result<Model> BuildPhi3(const JsonReader& config, std::string_view model_type);
+Result<Model> BuildGemma(const JsonReader& config, std::string_view model_type);
 
 }  // namespace penstock::model

@@ -1,7 +1,6 @@
 // Llama 1 to 3 and what is built alike: SmolLM2, and Mistral with its sliding window.
 // Source: transformers 5.24, modeling_llama.py and modeling_mistral.py.
 
-#include <cmath>
 #include <string>
 
 #include "model/decoder.h"
@@ -17,12 +16,11 @@ Result<Model> BuildLlama(const JsonReader& config, std::string_view model_type) 
   PENSTOCK_TRY_ASSIGN(const Rope rope,
                       ReadRope(config, {.head_dim = d.head_dim, .max_positions = d.max_positions}));
   int64_t window = 0;
-  if (mistral) {
-    PENSTOCK_TRY_ASSIGN(window, ReadWindow(config, 4096));
-  }
   bool attention_bias = false;
   bool mlp_bias = false;
-  if (!mistral) {
+  if (mistral) {
+    PENSTOCK_TRY_ASSIGN(window, ReadWindow(config, 4096));
+  } else {
     PENSTOCK_TRY_ASSIGN(attention_bias, config.BoolOr("attention_bias", false));
     PENSTOCK_TRY_ASSIGN(mlp_bias, config.BoolOr("mlp_bias", false));
   }
@@ -33,7 +31,7 @@ Result<Model> BuildLlama(const JsonReader& config, std::string_view model_type) 
                                     .qkv_bias = attention_bias,
                                     .output_bias = attention_bias,
                                     .rope = &rope,
-                                    .scale = 1.0F / std::sqrt(static_cast<float>(d.head_dim)),
+                                    .scale = InverseRoot(static_cast<double>(d.head_dim)),
                                     .window = window};
   const MlpPiece mlp = {
       .intermediate = d.intermediate, .activation = d.activation, .bias = mlp_bias};
@@ -41,15 +39,10 @@ Result<Model> BuildLlama(const JsonReader& config, std::string_view model_type) 
   GraphBuilder b;
   ValueId x = EmbeddingLayer(b, d);
   for (int64_t i = 0; i < d.layers; ++i) {
-    const std::string tag = std::to_string(i);
-    const std::string prefix = LayerPrefix(i);
-    b.BeginLayer(LayerKind::kDecoder, "layer " + tag);
-    ValueId y = Norm(b, x, norm, prefix + "input_layernorm", "attention_norm." + tag);
-    y = SelfAttention(b, y, attention, prefix + "self_attn.", tag);
-    x = b.Add(x, y, "middle." + tag);
-    y = Norm(b, x, norm, prefix + "post_attention_layernorm", "mlp_norm." + tag);
-    y = GatedMlp(b, y, mlp, prefix + "mlp.", tag);
-    x = b.Add(x, y, "hidden." + tag);
+    x = PreNormLayer(b, x, i, norm, attention,
+                     [&](ValueId y, const std::string& prefix, const std::string& tag) {
+                       return GatedMlp(b, y, mlp, prefix + "mlp.", tag);
+                     });
   }
   PENSTOCK_TRY_ASSIGN(Graph graph, HeadLayer(std::move(b), x, d, norm));
   const std::vector<int64_t> windows(static_cast<size_t>(d.layers), window);
