@@ -20,6 +20,8 @@ import numpy as np
 import llama_cpp_api
 from requantize_gguf import requantize
 
+# llama.cpp runs Phi-3 without its window, and chooses LongRoPE's factors by the context's size.
+SKIPPED = {("phi3", "long"), ("phi3-longrope", "short")}
 MODELS = pathlib.Path(__file__).resolve().parent.parent / "tests/golden/models"
 
 
@@ -38,6 +40,8 @@ def main() -> None:
             requantize(file, wide, "F32")
             model = llama_cpp_api.Model(str(wide), threads=1, context=256, f32_cache=True)
             for prompt in golden["prompts"]:
+                if (file.stem, prompt["name"]) in SKIPPED:
+                    continue
                 model.clear()
                 model.decode([(t, i, 0, True) for i, t in enumerate(prompt["tokens"])])
                 got = np.stack([model.logits(i) for i in range(len(prompt["tokens"]))])

@@ -16,10 +16,12 @@ class Family:
     config: dict
     dtype: str = "F32"  # of the stored tensors: F32, F16, BF16
     shards: int = 1  # more than one: model-0000i-of-0000n.safetensors with an index
-    long_tokens: int = 67
+    long_tokens: int = 61
     short_tokens: int = 11
     grid: str = ""  # "F16": matrices hold only values that F16 represents, for the GGUF twin
     gguf: str = ""  # the GGUF twin's type of the matrices ("" = no twin)
+    stray: bool = False  # also a safetensors file that is not part of the model
+    tied_copy: bool = False  # the tied head stands in the file, too, equal to the embedding
     # What a reader that gets one key wrong would see: name -> changed keys. make_goldens.py records
     # how far the long prompt's logits move.
     mistakes: dict = field(default_factory=dict)
@@ -107,7 +109,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(
         _config("mistral", "MistralForCausalLM", hidden_size=40, head_dim=12, intermediate_size=61,
                 sliding_window=17, attention_bias="absent", torch_dtype="float16"),
-        dtype="F16",
+        dtype="F16", stray=True,
         mistakes={"no window": {"sliding_window": None}, "window off by one": {"sliding_window": 18}},
     ),
     # SmolLM2: tied head, 9 query heads on 3 key heads.
@@ -131,7 +133,7 @@ FAMILIES: dict[str, Family] = {
                 rope_theta=1000000.0, rms_norm_eps=1e-6, use_sliding_window=True,
                 sliding_window=13, max_window_layers=1, attention_bias="absent",
                 rope_scaling="absent", torch_dtype="bfloat16", tie_word_embeddings=True),
-        dtype="BF16",
+        dtype="BF16", tied_copy=True,
         mistakes={"no window": {"use_sliding_window": False},
                   "window in every layer": {"max_window_layers": 0}},
     ),
@@ -148,8 +150,8 @@ FAMILIES: dict[str, Family] = {
         _config("mixtral", "MixtralForCausalLM", intermediate_size=25, num_local_experts=5,
                 num_experts_per_tok=2, sliding_window=None, rope_theta=1000000.0,
                 output_router_logits=False, router_aux_loss_coef=0.02, router_jitter_noise=0.0,
-                attention_bias="absent", rope_scaling="absent", num_hidden_layers=3),
-        grid="F16", gguf="F16", long_tokens=53,
+                attention_bias="absent", rope_scaling="absent", torch_dtype="float16"),
+        dtype="F16", gguf="F16", long_tokens=53,
     ),
     # Qwen3-MoE: weights of the chosen experts are normalized; the second layer is dense.
     "qwen3_moe": Family(
@@ -183,25 +185,26 @@ FAMILIES: dict[str, Family] = {
                 output_router_logits=False, router_aux_loss_coef=0.001, torch_dtype="float16"),
         dtype="F16", gguf="F16", long_tokens=53,
     ),
-    # Phi-3: q, k, v in one matrix, gate and up in another.
+    # Phi-3: q, k, v in one matrix, gate and up in another; a window of 29.
     "phi3": Family(
         _config("phi3", "Phi3ForCausalLM", original_max_position_embeddings=512,
-                pad_token_id=0, sliding_window=None, embd_pdrop=0.0, resid_pdrop=0.0),
-        grid="F16", gguf="F16",
+                pad_token_id=0, sliding_window=29, embd_pdrop=0.0, resid_pdrop=0.0,
+                torch_dtype="float16"),
+        dtype="F16", gguf="F16",
+        mistakes={"no window": {"sliding_window": None}},
     ),
-    # Phi-3 with LongRoPE (more than 32 tokens take the long factors) and a window of 37.
+    # Phi-3 with LongRoPE (more than 32 tokens take the long factors), no window.
     "phi3-longrope": Family(
         _config("phi3", "Phi3ForCausalLM", num_attention_heads=2, num_key_value_heads=2,
                 max_position_embeddings=128, original_max_position_embeddings=32,
-                pad_token_id=0, sliding_window=37, embd_pdrop=0.0, resid_pdrop=0.0,
+                pad_token_id=0, sliding_window=None, embd_pdrop=0.0, resid_pdrop=0.0,
                 rope_scaling={"type": "longrope",
                               "short_factor": _SHORT,
                               "long_factor": _LONG}, torch_dtype="float16"),
-        dtype="F16", short_tokens=23,
+        dtype="F16", gguf="F16", short_tokens=23,
         mistakes={"short factors": {"rope_scaling": {
                       "type": "longrope", "short_factor": _SHORT, "long_factor": _SHORT}},
-                  "no attention factor": {"max_position_embeddings": 32},
-                  "no window": {"sliding_window": None}},
+                  "no attention factor": {"max_position_embeddings": 32}},
     ),
     # Gemma 2: soft caps on scores and logits, window of 15 in every other layer, scaled embedding,
     # norms that act as 1 + w, a score scale that is not the head size.
@@ -217,6 +220,16 @@ FAMILIES: dict[str, Family] = {
                   "scale from the head size": {"query_pre_attn_scalar": 12},
                   "exact GELU": {"hidden_activation": "gelu"},
                   "no window": {"sliding_window": 512}},
+    ),
+    # Gemma 2 whose score scale is the head size, the only one that its GGUF file can say.
+    "gemma2-plain": Family(
+        _config("gemma2", "Gemma2ForCausalLM", head_dim=8, num_hidden_layers=4,
+                intermediate_size=35, hidden_act="gelu_pytorch_tanh",
+                hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6,
+                query_pre_attn_scalar=8, sliding_window=15, attn_logit_softcapping=5.0,
+                final_logit_softcapping=8.0, tie_word_embeddings="absent", pad_token_id=0,
+                rope_scaling="absent", cache_implementation="hybrid", torch_dtype="bfloat16"),
+        dtype="BF16", gguf="BF16",
     ),
     # Gemma 3 (text): five local layers (window of 15, theta 10000) and then a global one (theta
     # 1e6, linear scaling by 8), norms on q and k.

@@ -103,6 +103,14 @@ def write_metadata(writer: gguf.GGUFWriter, config: dict) -> None:
     if config["model_type"] == "phi3":
         writer.add_rope_scaling_orig_ctx_len(config["original_max_position_embeddings"])
         writer.add_sliding_window(config["sliding_window"] or 0)
+        if kind == "longrope":
+            ratio = config["max_position_embeddings"] / config["original_max_position_embeddings"]
+            writer.add_rope_scaling_attn_factors(
+                math.sqrt(1 + math.log(ratio) / math.log(config["original_max_position_embeddings"])))
+    if config["model_type"] == "gemma2":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if config["model_type"] == "gemma3_text":
         writer.add_sliding_window(config["sliding_window"])
         writer.add_float32("gemma3.rope.freq_base_swa", float(config["rope_local_base_freq"]))
@@ -135,6 +143,9 @@ def convert(config: dict, tensors: dict) -> dict[str, np.ndarray]:
     for name, rows in experts.items():
         out[name] = np.stack([rows[i] for i in range(len(rows))])
     theta, scaling = rope_of(config)
+    if scaling.get("type") == "longrope":
+        out["rope_factors_short.weight"] = np.array(scaling["short_factor"], np.float32)
+        out["rope_factors_long.weight"] = np.array(scaling["long_factor"], np.float32)
     if scaling.get("rope_type") == "llama3":
         size = config.get("head_dim") or config["hidden_size"] // heads
         out["rope_freqs.weight"] = llama3_divisors(theta, scaling, size)

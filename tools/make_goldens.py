@@ -108,6 +108,11 @@ def write_folder(folder: pathlib.Path, name: str, family: Family) -> None:
     (folder / "probe").rmdir()
     tensors = {key: random_tensor(family, name, key, shape)
                for key, shape in sorted(shapes.items())}
+    if family.tied_copy:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    if family.stray:
+        safetensors.torch.save_file({"model.norm.weight": torch.zeros(3)},
+                                    folder / "consolidated.safetensors", {"format": "pt"})
     if family.shards == 1:
         safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
         return
