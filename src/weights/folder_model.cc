@@ -1,0 +1,323 @@
+#include "weights/folder_model.h"
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <utility>
+
+#include "base/log.h"
+#include "weights/folder_names.h"
+#include "weights/matrix_slice.h"
+#include "weights/safetensors.h"
+
+namespace penstock::weights {
+namespace {
+
+constexpr size_t kMaxTokenizerBytes = size_t{1} << 28;
+constexpr size_t kMaxIndexBytes = size_t{1} << 28;
+constexpr size_t kMaxShards = 100'000;
+
+// The tensors of a folder: which files hold them, and where.
+class FolderIndex {
+ public:
+  static Result<FolderIndex> Open(const std::string& folder) {
+    FolderIndex index;
+    index.folder_ = folder;
+    const std::string list = folder + "/model.safetensors.index.json";
+    if (FileExists(folder + "/model.safetensors")) {
+      PENSTOCK_TRY(index.AddFile("model.safetensors"));
+      return index;
+    }
+    if (!FileExists(list)) {
+      return MakeError(ErrorCode::kNotFound,
+                       "[weights.folder] {}: no model.safetensors and no "
+                       "model.safetensors.index.json\nPyTorch .bin files are not "
+                       "read; save the model as safetensors.",
+                       folder);
+    }
+    PENSTOCK_TRY(index.AddShards(list));
+    return index;
+  }
+
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }
+
+  const StoredTensor* Find(const std::string& name) const {
+    const auto found = index_.find(name);
+    return found == index_.end() ? nullptr : &tensors_[found->second];
+  }
+
+  const std::shared_ptr<const FileBytes>& file(int32_t number) const {
+    return files_[static_cast<size_t>(number)];
+  }
+
+  int64_t file_bytes() const {
+    int64_t total = 0;
+    for (const auto& file : files_) {
+      total += static_cast<int64_t>(file->bytes().size());
+    }
+    return total;
+  }
+
+ private:
+  Result<> AddFile(const std::string& name) {
+    PENSTOCK_TRY_ASSIGN(auto file, FileBytes::Map(folder_ + "/" + name));
+    PENSTOCK_TRY_ASSIGN(SafetensorsHeader header, ParseSafetensors(file->bytes(), file->path()));
+    const auto number = static_cast<int32_t>(files_.size());
+    for (StoredTensor& tensor : header.tensors) {
+      tensor.file = number;
+      const auto [place, fresh] = index_.emplace(tensor.name, tensors_.size());
+      if (!fresh) {
+        return MakeError(ErrorCode::kCorruptData, "[weights.folder] {}: tensor {} stands in {} too",
+                         file->path(), tensor.name,
+                         files_[static_cast<size_t>(tensors_[place->second].file)]->path());
+      }
+      tensors_.push_back(std::move(tensor));
+    }
+    files_.push_back(std::move(file));
+    return {};
+  }
+
+  // The index's weight_map: tensor name to file name.
+  static Result<std::map<std::string, std::string>> ReadWeightMap(const std::string& path) {
+    PENSTOCK_TRY_ASSIGN(const std::string text, ReadFile(path, kMaxIndexBytes));
+    nlohmann::json parsed;  // a sorted map: these files have 100,000 names and more
+    try {
+      parsed = nlohmann::json::parse(text);
+    } catch (const std::exception& e) {
+      return MakeError(ErrorCode::kCorruptData, "[weights.folder] {}: not valid JSON ({})", path,
+                       e.what());
+    }
+    const auto map = parsed.is_object() ? parsed.find("weight_map") : parsed.end();
+    if (!parsed.is_object() || map == parsed.end() || !map->is_object()) {
+      return MakeError(ErrorCode::kCorruptData, "[weights.folder] {}: no object weight_map", path);
+    }
+    std::map<std::string, std::string> files;
+    for (const auto& [name, file] : map->items()) {
+      if (!file.is_string()) {
+        return MakeError(ErrorCode::kCorruptData,
+                         "[weights.folder] {}: weight_map: {} names no file", path, name);
+      }
+      const auto& file_name = file.get_ref<const std::string&>();
+      if (file_name.empty() || file_name.find('/') != std::string::npos ||
+          file_name.find('\0') != std::string::npos || !file_name.ends_with(".safetensors")) {
+        return MakeError(ErrorCode::kCorruptData,
+                         "[weights.folder] {}: weight_map: {} is in \"{}\", wanted the name of a "
+                         ".safetensors file of this folder",
+                         path, name, file_name.substr(0, 200));
+      }
+      files.emplace(name, file_name);
+    }
+    return files;
+  }
+
+  Result<> AddShards(const std::string& list) {
+    PENSTOCK_TRY_ASSIGN(const auto weight_map, ReadWeightMap(list));
+    std::map<std::string, size_t> shards;  // with the number of their tensors
+    for (const auto& [name, file] : weight_map) {
+      ++shards[file];
+    }
+    if (shards.empty() || shards.size() > kMaxShards) {
+      return MakeError(ErrorCode::kCorruptData,
+                       "[weights.folder] {}: names {} files, wanted 1 to {}", list, shards.size(),
+                       kMaxShards);
+    }
+    std::string missing;
+    for (const auto& [file, count] : shards) {
+      if (!FileExists(folder_ + "/" + file)) {
+        missing += (missing.empty() ? "" : ", ") + fmt::format("{} ({} tensors)", file, count);
+      }
+    }
+    if (!missing.empty()) {
+      return MakeError(ErrorCode::kNotFound,
+                       "[weights.folder] {}: the index names files that are not there: {}", folder_,
+                       missing);
+    }
+    for (const auto& [file, count] : shards) {
+      PENSTOCK_TRY(AddFile(file));
+    }
+    for (const auto& [name, file] : weight_map) {
+      const StoredTensor* tensor = Find(name);
+      if (tensor == nullptr ||
+          files_[static_cast<size_t>(tensor->file)]->path() != folder_ + "/" + file) {
+        return MakeError(ErrorCode::kCorruptData,
+                         "[weights.folder] {}: the index says that {} holds {}, but {}", folder_,
+                         file, name, tensor == nullptr ? "no file does" : "another file does");
+      }
+    }
+    return {};
+  }
+
+  std::string folder_;
+  std::vector<std::shared_ptr<const FileBytes>> files_;
+  std::vector<StoredTensor> tensors_;
+  std::unordered_map<std::string, size_t> index_;
+};
+
+class FolderModel final : public ModelFiles {
+ public:
+  FolderModel(std::string path, FolderIndex index, Json config, Json generation)
+      : path_(std::move(path)),
+        index_(std::move(index)),
+        config_(std::move(config)),
+        generation_(std::move(generation)) {
+    const auto tied = config_.find("tie_word_embeddings");
+    if (tied != config_.end() && tied->is_boolean()) {
+      tied_ = tied->get<bool>();
+    } else {
+      const auto type = config_.find("model_type");  // Gemma is tied unless it says otherwise
+      tied_ = type != config_.end() && type->is_string() &&
+              type->get_ref<const std::string&>().starts_with("gemma");
+    }
+  }
+
+  ModelKind kind() const override { return ModelKind::kFolder; }
+
+  const std::string& path() const override { return path_; }
+
+  const Json& config() const override { return config_; }
+
+  const Json& generation_config() const override { return generation_; }
+
+  const std::vector<StoredTensor>& tensors() const override { return index_.tensors(); }
+
+  int64_t file_bytes() const override { return index_.file_bytes(); }
+
+  bool Has(std::string_view name) const override { return Locate(name).tensor != nullptr; }
+
+  Result<std::unique_ptr<MatrixSource>> Source(std::string_view name,
+                                               std::span<const int64_t> shape) const override {
+    const Located located = Locate(name);
+    if (located.tensor == nullptr) {
+      return Missing(name, shape);
+    }
+    const StoredTensor& tensor = *located.tensor;
+    const auto& file = index_.file(tensor.file);
+    PENSTOCK_TRY(CheckLoadable(tensor, file->path()));
+    PENSTOCK_TRY_ASSIGN(const Rows rows, RowsOf(tensor, file->path(), name, shape, located.part));
+    MatrixSlice slice;
+    slice.name = std::string(name);
+    slice.file = file;
+    slice.type = *tensor.type;
+    slice.rows = rows.count;
+    slice.columns = rows.columns;
+    slice.offset =
+        tensor.offset + static_cast<uint64_t>(rows.begin * RowBytes(*tensor.type, rows.columns));
+    return MakeMatrixSource(std::move(slice));
+  }
+
+  Result<TokenizerMaterial> Tokenizer() const override { return ReadFolderTokenizer(path_); }
+
+ private:
+  struct Located {
+    const StoredTensor* tensor = nullptr;
+    TensorPart part;
+  };
+
+  Located Locate(std::string_view name) const {
+    for (const FolderPlace& place : FolderPlaces(name)) {
+      if (const StoredTensor* tensor = index_.Find(place.name); tensor != nullptr) {
+        return {tensor, place.part};
+      }
+    }
+    // Of two tied tensors a file may hold either.
+    if (tied_ && name == "model.embed_tokens.weight") {
+      return {index_.Find("lm_head.weight"), {}};
+    }
+    return {};
+  }
+
+  Error Missing(std::string_view name, std::span<const int64_t> shape) const {
+    std::string hint;
+    if (name == "lm_head.weight") {
+      hint =
+          "\nconfig.json says that the head is not tied to the embedding (tie_word_embeddings: "
+          "false). If it is, set that to true.";
+    }
+    return MakeError(
+        ErrorCode::kNotFound,
+        "[weights.folder] {}: no tensor {} in its safetensors files, wanted shape {}{}", path_,
+        name, ShapeText(shape), hint);
+  }
+
+  std::string path_;
+  FolderIndex index_;
+  Json config_;
+  Json generation_;
+  bool tied_ = false;
+};
+
+// The language model's part of a multimodal configuration, completed from the outer object.
+Json TextConfig(Json config) {
+  const auto text = config.find("text_config");
+  if (text == config.end() || !text->is_object()) {
+    return config;
+  }
+  Json inner = *text;
+  for (const char* key :
+       {"tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype",
+        "torch_dtype", "architectures", "model_type", "quantization_config"}) {
+    if (config.contains(key) && !inner.contains(key)) {
+      inner[key] = config[key];
+    }
+  }
+  if (inner["model_type"] == "gemma3") {
+    inner["model_type"] = "gemma3_text";
+  }
+  return inner;
+}
+
+Result<> CheckNotQuantized(const Json& config, const std::string& path) {
+  const auto quantization = config.find("quantization_config");
+  if (quantization == config.end() || quantization->is_null()) {
+    return {};
+  }
+  const std::string method = quantization->is_object() && quantization->contains("quant_method")
+                                 ? DumpJson((*quantization)["quant_method"])
+                                 : "unknown";
+  return MakeError(ErrorCode::kUnsupported,
+                   "[weights.folder] {}/config.json: quantization_config with method {}, wanted "
+                   "f32, f16 or bf16 weights, or a GGUF file",
+                   path, method.substr(0, 80));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ModelFiles>> OpenFolderModel(const std::string& path) {
+  PENSTOCK_TRY_ASSIGN(Json config, ReadJsonFile(path + "/config.json"));
+  if (!config.is_object()) {
+    return MakeError(ErrorCode::kCorruptData, "[weights.folder] {}/config.json: not an object",
+                     path);
+  }
+  config = TextConfig(std::move(config));
+  PENSTOCK_TRY(CheckNotQuantized(config, path));
+  Json generation = Json::object();
+  const std::string generation_path = path + "/generation_config.json";
+  if (FileExists(generation_path)) {
+    PENSTOCK_TRY_ASSIGN(generation, ReadJsonFile(generation_path));
+    if (!generation.is_object()) {
+      return MakeError(ErrorCode::kCorruptData, "[weights.folder] {}: not an object",
+                       generation_path);
+    }
+  }
+  PENSTOCK_TRY_ASSIGN(FolderIndex index, FolderIndex::Open(path));
+  return std::unique_ptr<ModelFiles>(std::make_unique<FolderModel>(
+      path, std::move(index), std::move(config), std::move(generation)));
+}
+
+Result<TokenizerMaterial> ReadFolderTokenizer(const std::string& path) {
+  TokenizerMaterial material;
+  material.source = path;
+  PENSTOCK_TRY_ASSIGN(material.tokenizer_json,
+                      ReadFile(path + "/tokenizer.json", kMaxTokenizerBytes));
+  if (FileExists(path + "/tokenizer_config.json")) {
+    PENSTOCK_TRY_ASSIGN(material.tokenizer_config_json,
+                        ReadFile(path + "/tokenizer_config.json", kMaxTokenizerBytes));
+  }
+  if (FileExists(path + "/chat_template.jinja")) {
+    PENSTOCK_TRY_ASSIGN(material.chat_template,
+                        ReadFile(path + "/chat_template.jinja", kMaxTokenizerBytes));
+  }
+  return material;
+}
+
+}  // namespace penstock::weights
