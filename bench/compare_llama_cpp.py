@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Penstock beside llama.cpp on this machine: prefill, decode of one sequence, decode of a batch.
 
-    python3 bench/compare_llama_cpp.py --penstock build/release/src/cli/penstock \\
+    python3 bench/compare_llama_cpp.py --penstock build/release/penstock \\
         --model SmolLM2-135M-Instruct.Q8_0.gguf --model random-1.1b/Q8_0.gguf \\
         --threads 1,2 --sequences 1,16,32 --repeat 5 --json compare.json
 
