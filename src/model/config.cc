@@ -78,9 +78,6 @@ Result<Model> BuildModel(const Json& config, const std::string& source) {
   }
   PENSTOCK_TRY_ASSIGN(Model model, family->build(reader, family->model_type));
   model.config.model_type = model_type;
-  if (wrapped) {
-    model.config.tensor_prefixes = {"language_model.model.", "model.language_model."};
-  }
   return model;
 }
 

@@ -27,9 +27,6 @@ struct ModelConfig {
   bool tied = false;         // the head is the embedding's table
   int64_t window = 0;        // smallest sliding window of a layer; 0: none has one
   int64_t windowed_layers = 0;
-  // A folder may hold the text model's tensors under another prefix than the graph's "model.":
-  // these, in the order to try ("language_model.model."). Empty: only "model.".
-  std::vector<std::string> tensor_prefixes;
 };
 
 struct Model {
