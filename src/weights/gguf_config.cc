@@ -432,11 +432,7 @@ class Translator {
     if (std::all_of(factors.begin(), factors.end(), [](float factor) { return factor == 1.0F; })) {
       return {};
     }
-    (*scaling) = {{"rope_type", "longrope"},
-                  {"short_factor", factors},
-                  {"long_factor", factors},
-                  {"attention_factor", 1.0},
-                  {"original_max_position_embeddings", config_["max_position_embeddings"]}};
+    (*scaling) = {{"rope_type", "factors"}, {"factors", factors}};
     return {};
   }
 

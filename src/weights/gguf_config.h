@@ -31,9 +31,9 @@ std::string SupportedGgufArchitectures();
 
 // config.json of the model: model_type, sizes, RoPE, windows, soft caps, token ids; also
 // `head_dim`, always. RoPE divisors that the file holds as a tensor (rope_freqs.weight: Llama 3's
-// scaling already worked in) come as `rope_scaling` of type longrope with equal short and long
-// factors and an attention factor of 1. Errors: kCorruptData (keys missing or out of range),
-// kUnsupported (a feature that no family here has).
+// scaling is worked in already) come as `rope_scaling` of type `factors`, with the list under that
+// name. Errors: kCorruptData (keys missing or out of range), kUnsupported (a feature of no family
+// here).
 Result<Json> TranslateGgufConfig(const GgufSet& set);
 
 // generation_config.json: token ids that end a text, and general.sampling.* where present.

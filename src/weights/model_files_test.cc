@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 
+#include "model/config.h"
 #include "weights/gguf_config.h"
 #include "weights/testing_files.h"
 
@@ -130,8 +131,47 @@ TEST_P(Twins, GiveTheSameConfiguration) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Twins,
-                         ::testing::Values("gemma3", "llama-yarn", "llama3", "mixtral", "phi3",
-                                           "qwen2", "qwen3", "qwen3_moe-all", "smollm2"));
+                         ::testing::Values("gemma2-plain", "gemma3", "llama-yarn", "llama3",
+                                           "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe-all",
+                                           "smollm2"));
+
+// Every tensor of the graph, and each tensor of the file that the graph has no use for.
+void ExpectEveryTensorOfTheGraph(const std::string& path) {
+  SCOPED_TRACE(path);
+  const auto files = MustOpen(path);
+  ASSERT_TRUE(files);
+  const auto built = model::BuildModel(files->config(), path);
+  ASSERT_TRUE(built.ok()) << built.error().message;
+  int64_t bytes = 0;
+  for (const model::WeightTensor& tensor : built->graph.tensors) {
+    const auto source = files->Source(tensor.name, tensor.shape);
+    ASSERT_TRUE(source.ok()) << source.error().message;
+    bytes += source.value()->rows() * RowBytes(source.value()->type(), source.value()->columns());
+    EXPECT_TRUE(ReadWhole(*files, tensor.name, tensor.shape).ok()) << tensor.name;
+  }
+  int64_t stored = 0;
+  for (const StoredTensor& tensor : files->tensors()) {
+    const bool rope = tensor.name.starts_with("rope_f");
+    const bool tied_head = built->config.tied && tensor.name == "lm_head.weight";
+    stored += rope || tied_head ? 0 : static_cast<int64_t>(tensor.bytes);
+  }
+  EXPECT_EQ(bytes, stored);
+}
+
+TEST(ModelFiles, HoldWhatTheGraphsOfAllGoldensAskForAndNothingElse) {
+  size_t models = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kModels)) {
+    if (entry.is_directory() && std::filesystem::exists(entry.path() / "config.json")) {
+      ExpectEveryTensorOfTheGraph(entry.path().string());
+      ++models;
+    }
+  }
+  for (const auto& entry : std::filesystem::directory_iterator(kModels + "gguf")) {
+    ExpectEveryTensorOfTheGraph(entry.path().string());
+    ++models;
+  }
+  EXPECT_GE(models, 25U);
+}
 
 TEST(ModelFiles, RopeScalingOfGgufFilesComesAsHuggingFaceWritesIt) {
   const auto yarn = MustOpen(kModels + "gguf/llama-yarn.gguf");
@@ -147,11 +187,10 @@ TEST(ModelFiles, RopeScalingOfGgufFilesComesAsHuggingFaceWritesIt) {
   // Llama 3's scaling is in the file as divisors, and must not be applied again.
   const auto llama3 = MustOpen(kModels + "gguf/llama3.gguf");
   const Json& scaling = llama3->config()["rope_scaling"];
-  EXPECT_EQ(scaling["rope_type"], "longrope");
-  EXPECT_EQ(scaling["short_factor"], scaling["long_factor"]);
-  EXPECT_EQ(scaling["attention_factor"], 1.0);
-  EXPECT_EQ(scaling["short_factor"].size(), 8U);
-  EXPECT_EQ(scaling["short_factor"][0], 1.0);
+  EXPECT_EQ(scaling["rope_type"], "factors");
+  EXPECT_EQ(scaling["factors"].size(), 8U);
+  EXPECT_EQ(scaling["factors"][0], 1.0);
+  EXPECT_GT(scaling["factors"][7].get<double>(), 1.0);
 }
 
 TEST(ModelFiles, ShardsAreReadThroughTheIndex) {
