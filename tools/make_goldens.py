@@ -41,6 +41,7 @@ STORED = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # A router's choice must be clear, or rounding flips it and logits move by 8 to 59 %: the smallest
 # difference between the last chosen and the first rejected router logit that a prompt may have.
 ROUTER_MARGIN = 0.25
+GREEDY_MARGIN = 2e-3
 
 
 @contextlib.contextmanager
@@ -202,6 +203,23 @@ def make_prompt(exact, routers: Routers, name: str, kind: str, tokens: int) -> l
     return ids
 
 
+def greedy(exact, ids: list[int], limit: int) -> dict:
+    """Up to 24 ids that follow, end tokens or not, each from a run over the whole sequence.
+
+    It stops before a choice that is nearly a tie, and at `limit` ids in all.
+    """
+    out, margins = [], []
+    while len(out) < 24 and len(ids) + len(out) < limit:
+        with float64_everywhere():
+            best = run(exact, ids + out)[0, -1].topk(2)
+        margin = float(best.values[0] - best.values[1])
+        if margin < GREEDY_MARGIN:
+            break
+        margins.append(margin)
+        out.append(int(best.indices[0]))
+    return {"greedy": out, "greedy_margin_min": min(margins)}
+
+
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
     """L2 norm of the difference over the L2 norm of the reference."""
     return float((got.double() - want).norm() / want.norm())
@@ -249,6 +267,12 @@ def make(out: pathlib.Path, name: str, family: Family) -> None:
             "transformers_bf16_error": error(run(half, ids)[0], want),
             "router_margin_min": None if margin is None else float(margin[0]),
             **describe(want, ids)})
+        if kind == "short":  # with LongRoPE only as far as the short factors hold
+            scaled = "longrope" in json.dumps(family.config)
+            limit = family.config["original_max_position_embeddings"] if scaled else 512
+            prompts[-1] |= greedy(exact, ids, limit)
+            routers.logits.clear()
+            print(name, "greedy", len(prompts[-1]["greedy"]), prompts[-1]["greedy_margin_min"])
         print(f"{name:14} {kind:5} f32 {prompts[-1]['transformers_f32_error']:.1e} bf16 "
               f"{prompts[-1]['transformers_bf16_error']:.1e} std {prompts[-1]['logits_std']:.2f} "
               f"entropy {prompts[-1]['entropy_nats']:.2f}/{np.log(want.shape[-1]):.2f} margin "

@@ -164,6 +164,33 @@ TEST_P(ModelGoldens, EveryCutGivesTheSameBits) {
   }
 }
 
+TEST_P(ModelGoldens, GreedyIdsAreThoseOfFloat64AloneAndInABatch) {
+  const Json& prompt = golden_["prompts"][0];
+  const std::string ids = JoinIds(prompt["tokens"]);
+  const std::string other = JoinIds(golden_["prompts"][1]["tokens"]);
+  const std::string count = std::to_string(prompt["greedy"].size());
+  const std::vector<std::vector<std::string>> layouts = {
+      {"--tokens", ids},
+      {"--tokens", ids, "--stages", "3", "--prefill-chunk", "4"},
+      {"--tokens", ids, "--tokens", other, "--tokens", ids, "--stages", "2", "--groups", "2"},
+  };
+  for (const std::vector<std::string>& layout : layouts) {
+    std::vector<std::string> arguments = {"run", "-m",          GetParam().model, "-n",
+                                          count, "--greedy",    "--json",         "--weights",
+                                          "f32", "--ignore-eos"};
+    arguments.insert(arguments.end(), layout.begin(), layout.end());
+    SCOPED_TRACE(Describe(arguments));
+    const Finished done = RunPenstock(arguments);
+    ASSERT_EQ(done.status, 0) << done.err;
+    auto json = ParseJson(done.out, "standard output");
+    ASSERT_TRUE(json.ok()) << json.error().message;
+    const Json& outputs = json.value()["outputs"];
+    ASSERT_FALSE(outputs.empty());
+    EXPECT_EQ(outputs[0]["tokens"], prompt["greedy"]);
+    EXPECT_EQ(outputs[outputs.size() - 1]["tokens"], prompt["greedy"]);
+  }
+}
+
 std::string TestName(const ::testing::TestParamInfo<Source>& source) {
   std::string name = source.param.name;
   std::replace(name.begin(), name.end(), '-', '_');
