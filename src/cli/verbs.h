@@ -8,8 +8,11 @@
 
 namespace penstock::cli {
 
+void AddInspect(CLI::App& app, int& status);
+
 // clang-format off
-inline constexpr std::array<AddVerb, 0> kVerbs = {
+inline constexpr std::array<AddVerb, 1> kVerbs = {
+    AddInspect,
 };
 // clang-format on
 

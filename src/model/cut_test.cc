@@ -291,6 +291,73 @@ TEST(Cut, ARankNeverReceivesAValueTwice) {
   EXPECT_EQ(plan.held.size(), 2U);
 }
 
+// Attention residuals over blocks of `block` layers: layer l reads the bank and the running sum,
+// and at the start of a block the sum joins the bank.
+Graph DepthGraph(int layers, int block) {
+  GraphBuilder b;
+  const auto table = [&] { return b.Tensor("table", {8, 4}, TensorRole::kEmbedding); };
+  b.BeginLayer(LayerKind::kEmbedding, "embedding");
+  ValueId sum = b.Embed(table(), 1.0F, "embedding");
+  std::vector<ValueId> bank;
+  const auto sources = [&] {
+    std::vector<ValueId> all = bank;
+    all.push_back(sum);
+    return all;
+  };
+  for (int l = 0; l < layers; ++l) {
+    const std::string tag = std::to_string(l);
+    b.BeginLayer(LayerKind::kDecoder, "layer " + tag);
+    const std::vector<ValueId> read = sources();
+    if (l % block == 0) {
+      bank.push_back(sum);
+    }
+    sum = b.Counted(read, {.kind = "layer"}, std::nullopt, {{"sum." + tag, 4}})[0];
+  }
+  b.BeginLayer(LayerKind::kHead, "head");
+  const ValueId x = b.Counted(sources(), {.kind = "read"}, std::nullopt, {{"x", 4}})[0];
+  const ValueId logits = b.Linear(x, {.weights = {table()}, .biases = {}}, {"logits"})[0];
+  auto graph = std::move(b).Build(logits);
+  EXPECT_TRUE(graph.ok()) << graph.error().message;
+  return std::move(graph).value();
+}
+
+// Kimi K3 has 93 layers in blocks of 12. Totals and the naive peak were counted by hand for cuts
+// that spread the layers evenly, with what is left over in front.
+TEST(Cut, HopsOfBlockAttentionResidualsAreThoseCountedByHand) {
+  const Graph graph = DepthGraph(93, 12);
+  const CutSets cuts(graph);
+  EXPECT_EQ(cuts.Crossing(1 + 12).size(), 2U)
+      << "at a block's start the sum is the next of the bank";
+  EXPECT_EQ(cuts.Crossing(1 + 13).size(), 3U);
+  EXPECT_EQ(cuts.Crossing(1 + 93).size(), 9U) << "the last read needs everything";
+
+  const struct {
+    int ranks, chunks;
+    size_t naive, naive_peak, needed;
+  } table[] = {{2, 1, 5, 5, 5},    {2, 2, 15, 7, 8},    {2, 4, 35, 8, 9},  {4, 1, 15, 7, 15},
+               {4, 2, 35, 8, 21},  {4, 4, 79, 9, 31},   {8, 1, 35, 8, 35}, {8, 2, 79, 9, 55},
+               {8, 4, 167, 9, 77}, {16, 4, 378, 9, 170}};
+
+  for (const auto& row : table) {
+    const int stages = row.ranks * row.chunks;
+    const auto partition = CutBalanced(LayerCountWeights(graph), stages);
+    ASSERT_TRUE(partition.ok());
+    const HopPlan plan =
+        PlanHops(graph, cuts, partition.value(), Loop(stages, row.ranks), row.ranks, 2);
+    size_t naive = 0;
+    size_t peak = 0;
+    size_t needed = 0;
+    for (const Hop& hop : plan.hops) {
+      naive += hop.naive.size();
+      peak = std::max(peak, hop.naive.size());
+      needed += hop.values.size();
+    }
+    EXPECT_EQ(naive, row.naive) << row.ranks << " x " << row.chunks;
+    EXPECT_EQ(peak, row.naive_peak) << row.ranks << " x " << row.chunks;
+    EXPECT_EQ(needed, row.needed) << row.ranks << " x " << row.chunks;
+  }
+}
+
 TEST(Cut, NeighboursOnOneRankHaveNoHop) {
   const Graph graph = SkipGraph(4, None);
   const auto partition = CutAt(graph.num_layers(), std::vector<int64_t>{2, 3, 4}).value();

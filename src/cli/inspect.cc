@@ -1,0 +1,474 @@
+// penstock inspect MODEL: what a model weighs, and what a cut of it moves. Reads headers only.
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/config_path.h"
+#include "base/file.h"
+#include "base/units.h"
+#include "cli/verb.h"
+#include "cli/verbs.h"
+#include "model/config.h"
+#include "model/cut.h"
+#include "model/inventory.h"
+#include "schedule/placement.h"
+#include "weights/model_files.h"
+
+namespace penstock::cli {
+namespace {
+
+using model::Graph;
+
+// Activations and state are counted at 16 bits a value.
+constexpr int64_t kElementBytes = 2;
+// Context at which `--balance` weighs attention and state.
+constexpr int64_t kBalanceContext = 4096;
+
+struct Flags {
+  CommonFlags common;
+  std::string model;
+  std::optional<int64_t> stages;
+  std::string cut;
+  std::string balance = "time";
+  std::optional<int64_t> chunks;
+  std::string placement;
+};
+
+struct Inspected {
+  std::string name;
+  model::Model model;
+  std::vector<int64_t> tensor_bytes;  // by tensor id
+  std::string stored;                 // "as stored", "at 16 bits"
+};
+
+// Ends in .gguf or .json, or is a folder: a path; else a name of configs/models.
+bool LooksLikePath(const std::string& text) {
+  return FileExists(text) || IsFolder(text) || text.find('/') != std::string::npos ||
+         text.ends_with(".gguf") || text.ends_with(".json");
+}
+
+Result<Inspected> FromConfig(const std::string& path) {
+  PENSTOCK_TRY_ASSIGN(const Json config, ReadJsonFile(path));
+  PENSTOCK_TRY_ASSIGN(model::Model built, model::BuildModel(config, path));
+  Inspected out{path, std::move(built), {}, "at 16 bits"};
+  for (const model::WeightTensor& tensor : out.model.graph.tensors) {
+    out.tensor_bytes.push_back(model::Elements(tensor) * kElementBytes);
+  }
+  return out;
+}
+
+Result<Inspected> FromFiles(const std::string& path) {
+  PENSTOCK_TRY_ASSIGN(const std::unique_ptr<weights::ModelFiles> files, weights::OpenModel(path));
+  if (files->config().is_null()) {
+    return MakeError(ErrorCode::kUnsupported,
+                     "[cli.inspect] {}: holds a vocabulary only, wanted a model", path);
+  }
+  PENSTOCK_TRY_ASSIGN(model::Model built, model::BuildModel(files->config(), path));
+  Inspected out{path, std::move(built), {}, "as stored"};
+  for (const model::WeightTensor& tensor : out.model.graph.tensors) {
+    PENSTOCK_TRY_ASSIGN(const std::unique_ptr<MatrixSource> source,
+                        files->Source(tensor.name, tensor.shape));
+    out.tensor_bytes.push_back(source->rows() * RowBytes(source->type(), source->columns()));
+  }
+  return out;
+}
+
+Result<Inspected> Open(const std::string& name) {
+  if (LooksLikePath(name)) {
+    return name.ends_with(".json") ? FromConfig(name) : FromFiles(name);
+  }
+  PENSTOCK_TRY_ASSIGN(const std::string path, FindConfig("models", "json", name));
+  PENSTOCK_TRY_ASSIGN(Inspected out, FromConfig(path));
+  out.name = name;
+  return out;
+}
+
+Result<std::vector<int64_t>> ParseCut(const std::string& text) {
+  std::vector<int64_t> cut;
+  size_t at = 0;
+  while (at <= text.size()) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    int64_t entry = 0;
+    const char* end = text.data() + comma;
+    const auto [stop, error] = std::from_chars(text.data() + at, end, entry);
+    if (error != std::errc() || stop != end) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[cli.inspect] --cut: got '{}', wanted layers separated by commas, as 10,20",
+                       text);
+    }
+    cut.push_back(entry);
+    at = comma + 1;
+  }
+  return cut;
+}
+
+// The partition that the flags ask for, or one stage.
+Result<model::Partition> ChoosePartition(const Flags& flags, const Graph& graph,
+                                         const model::TensorBytes& bytes, int64_t context) {
+  if (!flags.cut.empty()) {
+    PENSTOCK_TRY_ASSIGN(const std::vector<int64_t> cut, ParseCut(flags.cut));
+    if (flags.stages && *flags.stages != static_cast<int64_t>(cut.size()) + 1) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[cli.inspect] --stages {} with {} entries of --cut, wanted {} stages",
+                       *flags.stages, cut.size(), cut.size() + 1);
+    }
+    return model::CutAt(graph.num_layers(), cut);
+  }
+  PENSTOCK_TRY_ASSIGN(const model::Balance balance, model::ParseBalance(flags.balance));
+  const std::vector<double> weights = model::BalanceWeights(graph, balance, bytes, kElementBytes,
+                                                            std::min(context, kBalanceContext));
+  return model::CutBalanced(weights, flags.stages.value_or(1));
+}
+
+Result<schedule::Placement> ChoosePlacement(const Flags& flags, int32_t stages) {
+  const int64_t chunks = flags.chunks.value_or(1);
+  if (chunks < 1 || chunks > stages || stages % chunks != 0) {
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[cli.inspect] --chunks: got {}, wanted a divisor of the number of stages ({})", chunks,
+        stages);
+  }
+  const auto ranks = static_cast<int>(stages / chunks);
+  if (flags.placement.empty() || flags.placement == "loop") {
+    return schedule::Placement::Loop(ranks, static_cast<int>(chunks));
+  }
+  if (flags.placement != "v") {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.inspect] --placement: got '{}', wanted loop or v", flags.placement);
+  }
+  if (chunks != 2) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.inspect] --placement v has 2 chunks on each rank, got --chunks {}",
+                     chunks);
+  }
+  return schedule::Placement::V(ranks);
+}
+
+// ---- JSON ----
+
+int64_t SumBytes(const Graph& graph, const std::vector<ValueId>& values) {
+  int64_t sum = 0;
+  for (const ValueId id : values) {
+    sum += model::BytesPerToken(graph.value(id), kElementBytes);
+  }
+  return sum;
+}
+
+Json Names(const Graph& graph, const std::vector<ValueId>& values) {
+  Json names = Json::array();
+  for (const ValueId id : values) {
+    names.push_back(graph.value(id).name);
+  }
+  return names;
+}
+
+Json BoundariesJson(const Graph& graph, const model::CutSets& cuts) {
+  Json boundaries = Json::array();
+  for (int32_t b = 1; b < graph.num_layers(); ++b) {
+    Json values = Json::array();
+    for (const ValueId id : cuts.Crossing(b)) {
+      values.push_back({{"name", graph.value(id).name},
+                        {"bytes_per_token", model::BytesPerToken(graph.value(id), kElementBytes)}});
+    }
+    boundaries.push_back({{"after_layer", b - 1},
+                          {"values", std::move(values)},
+                          {"bytes_per_token", SumBytes(graph, cuts.Crossing(b))}});
+  }
+  return boundaries;
+}
+
+struct StageRow {
+  model::StageContent content;
+  int64_t weights_bytes = 0;
+  int64_t kv_bytes_per_token = 0;
+};
+
+std::vector<StageRow> StageRows(const Graph& graph, const model::CutSets& cuts,
+                                const model::Partition& partition, const model::TensorBytes& bytes,
+                                const model::Inventory& inventory) {
+  std::vector<StageRow> rows;
+  for (model::StageContent& stage : model::Contents(graph, cuts, partition)) {
+    StageRow row;
+    row.weights_bytes = model::StageWeightsBytes(stage, bytes);
+    for (int32_t l = stage.first_layer; l < stage.end_layer; ++l) {
+      row.kv_bytes_per_token += inventory.layers[static_cast<size_t>(l)].kv_bytes_per_token;
+    }
+    row.content = std::move(stage);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+Json StagesJson(const Graph& graph, const std::vector<StageRow>& rows) {
+  Json stages = Json::array();
+  for (const StageRow& row : rows) {
+    const bool first = row.content.first_layer == 0;
+    stages.push_back(
+        {{"first_layer", row.content.first_layer},
+         {"last_layer", row.content.end_layer - 1},
+         {"weights_bytes", row.weights_bytes},
+         {"kv_bytes_per_token", row.kv_bytes_per_token},
+         {"receives_bytes_per_token", first ? 0 : SumBytes(graph, row.content.receives)}});
+  }
+  return stages;
+}
+
+void AddHops(const Graph& graph, const model::HopPlan& plan, Json& out) {
+  Json hops = Json::array();
+  for (const model::Hop& hop : plan.hops) {
+    hops.push_back({{"from_stage", hop.from_stage.value()},
+                    {"to_stage", hop.to_stage.value()},
+                    {"from_rank", hop.from_rank.value()},
+                    {"to_rank", hop.to_rank.value()},
+                    {"values", Names(graph, hop.values)},
+                    {"bytes_per_token", SumBytes(graph, hop.values)},
+                    {"naive_bytes_per_token", SumBytes(graph, hop.naive)}});
+  }
+  Json held = Json::array();
+  Json ranks = Json::array();
+  for (size_t r = 0; r < plan.held.size(); ++r) {
+    const int64_t bytes = SumBytes(graph, plan.held[r]);
+    held.push_back(bytes);
+    ranks.push_back({{"rank", r},
+                     {"held_bytes_per_token", bytes},
+                     {"held_values", Names(graph, plan.held[r])}});
+  }
+  out["hops"] = std::move(hops);
+  out["held_bytes_per_token"] = std::move(held);
+  out["ranks"] = std::move(ranks);
+}
+
+// ---- Text ----
+
+// Columns separated by two spaces, numbers to the right. The first row is the heading.
+void PrintTable(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths(rows.front().size(), 0);
+  for (const auto& row : rows) {
+    for (size_t c = 0; c < row.size(); ++c) {
+      widths[c] = std::max(widths[c], row[c].size());
+    }
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t c = 0; c < row.size(); ++c) {
+      line += fmt::format("{:>{}}{}", row[c], widths[c], c + 1 < row.size() ? "  " : "\n");
+    }
+    fmt::print("{}", line);
+  }
+}
+
+// "0-9", "10", "none", counting as --cut does: 0 is the embedding.
+std::string LayersText(int32_t first, int32_t end) {
+  if (first == end) {
+    return "none";
+  }
+  return first + 1 == end ? fmt::format("{}", first) : fmt::format("{}-{}", first, end - 1);
+}
+
+// "embedding, 9 decoder layers".
+std::string HoldsText(const Graph& graph, int32_t first, int32_t end) {
+  if (first == end) {
+    return "empty";
+  }
+  std::vector<std::string> parts;
+  if (first == 0) {
+    parts.emplace_back("embedding");
+  }
+  const int32_t decoder = std::min(end, graph.num_layers() - 1) - std::max(first, 1);
+  if (decoder > 0) {
+    parts.push_back(fmt::format("{} decoder layer{}", decoder, decoder == 1 ? "" : "s"));
+  }
+  if (end == graph.num_layers()) {
+    parts.emplace_back("head");
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::string ValueText(const Graph& graph, const std::vector<ValueId>& values) {
+  if (values.size() > 3) {
+    return fmt::format("{} values", values.size());
+  }
+  std::vector<std::string_view> names;
+  for (const ValueId id : values) {
+    names.push_back(graph.value(id).name);
+  }
+  return fmt::format("{}", fmt::join(names, " "));
+}
+
+void PrintSummary(const Inspected& inspected, const model::Inventory& inventory) {
+  const model::ModelConfig& config = inspected.model.config;
+  fmt::print("{}\n", inspected.name);
+  fmt::print("  family      {} ({} decoder layers, hidden {}, vocabulary {}, context {})\n",
+             config.family, config.layers, config.hidden, FormatCount(config.vocabulary),
+             FormatCount(config.context));
+  fmt::print("  parameters  {}", FormatCount(inventory.parameters));
+  if (inventory.parameters_active != inventory.parameters) {
+    fmt::print(", of which {} are active for one token", FormatCount(inventory.parameters_active));
+  }
+  fmt::print("{}\n", config.tied ? ", head tied to the embedding" : "");
+  fmt::print("  weights     {} {}\n", FormatBytes(static_cast<double>(inventory.weights_bytes)),
+             inspected.stored);
+  fmt::print("  KV          {} per token at 16 bits",
+             FormatBytes(static_cast<double>(inventory.kv_bytes_per_token)));
+  if (config.windowed_layers > 0) {
+    fmt::print("; {} of {} layers keep {} tokens at most", config.windowed_layers, config.layers,
+               FormatCount(config.window));
+  }
+  if (inventory.sequence_bytes > 0) {
+    fmt::print("; {} per sequence", FormatBytes(static_cast<double>(inventory.sequence_bytes)));
+  }
+  fmt::print("\n");
+}
+
+// One line per run of boundaries that carry as many bytes.
+void PrintBoundaries(const Graph& graph, const model::CutSets& cuts) {
+  fmt::print("\nWhat crosses a boundary, per token at 16 bits\n");
+  std::vector<std::vector<std::string>> rows = {{"after layers", "values", "bytes"}};
+  for (int32_t b = 1; b < graph.num_layers();) {
+    int32_t end = b + 1;
+    while (end < graph.num_layers() && cuts.Crossing(end).size() == cuts.Crossing(b).size() &&
+           SumBytes(graph, cuts.Crossing(end)) == SumBytes(graph, cuts.Crossing(b))) {
+      ++end;
+    }
+    rows.push_back({LayersText(b - 1, end - 1), fmt::format("{}", cuts.Crossing(b).size()),
+                    FormatBytes(static_cast<double>(SumBytes(graph, cuts.Crossing(b))))});
+    b = end;
+  }
+  PrintTable(rows);
+}
+
+void PrintStages(const Graph& graph, const std::vector<StageRow>& stages) {
+  fmt::print("\nStages\n");
+  std::vector<std::vector<std::string>> rows = {
+      {"stage", "layers", "holds", "weights", "KV per token", "receives", "per token"}};
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const model::StageContent& content = stages[s].content;
+    rows.push_back({fmt::format("{}", s), LayersText(content.first_layer, content.end_layer),
+                    HoldsText(graph, content.first_layer, content.end_layer),
+                    FormatBytes(static_cast<double>(stages[s].weights_bytes)),
+                    FormatBytes(static_cast<double>(stages[s].kv_bytes_per_token)),
+                    s == 0 ? "token ids" : ValueText(graph, content.receives),
+                    FormatBytes(static_cast<double>(SumBytes(graph, content.receives)))});
+  }
+  PrintTable(rows);
+}
+
+void PrintHops(const Graph& graph, const model::HopPlan& plan) {
+  fmt::print("\nHops between ranks, forward, per token at 16 bits\n");
+  std::vector<std::vector<std::string>> rows = {
+      {"stages", "ranks", "sent", "bytes", "naive bytes"}};
+  for (const model::Hop& hop : plan.hops) {
+    rows.push_back({fmt::format("{} -> {}", hop.from_stage.value(), hop.to_stage.value()),
+                    fmt::format("{} -> {}", hop.from_rank.value(), hop.to_rank.value()),
+                    ValueText(graph, hop.values),
+                    FormatBytes(static_cast<double>(SumBytes(graph, hop.values))),
+                    FormatBytes(static_cast<double>(SumBytes(graph, hop.naive)))});
+  }
+  PrintTable(rows);
+  for (size_t r = 0; r < plan.held.size(); ++r) {
+    fmt::print("rank {} holds at most {} per token between its stages\n", r,
+               FormatBytes(static_cast<double>(SumBytes(graph, plan.held[r]))));
+  }
+}
+
+// ---- The verb ----
+
+Result<> Inspect(const Flags& flags) {
+  if (!flags.placement.empty() && !flags.chunks) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.inspect] --placement: wanted --chunks with it");
+  }
+  PENSTOCK_TRY_ASSIGN(const Inspected inspected, Open(flags.model));
+  const Graph& graph = inspected.model.graph;
+  const model::ModelConfig& config = inspected.model.config;
+  const model::TensorBytes bytes = [&](TensorId id) {
+    return inspected.tensor_bytes[static_cast<size_t>(id.value())];
+  };
+  PENSTOCK_TRY_ASSIGN(const model::Partition partition,
+                      ChoosePartition(flags, graph, bytes, config.context));
+  const model::CutSets cuts(graph);
+  const model::Inventory inventory = model::TakeInventory(graph, bytes, kElementBytes);
+  const std::vector<StageRow> stages = StageRows(graph, cuts, partition, bytes, inventory);
+  std::optional<model::HopPlan> hops;
+  if (flags.chunks) {
+    PENSTOCK_TRY_ASSIGN(const schedule::Placement placement,
+                        ChoosePlacement(flags, partition.num_stages()));
+    std::vector<RankId> rank_of;
+    for (int32_t s = 0; s < partition.num_stages(); ++s) {
+      rank_of.push_back(placement.RankOf(StageId(s)));
+    }
+    hops = model::PlanHops(graph, cuts, partition, rank_of, placement.num_ranks(), kElementBytes);
+  }
+  if (!flags.common.json) {
+    PrintSummary(inspected, inventory);
+    PrintBoundaries(graph, cuts);
+    if (partition.num_stages() > 1) {
+      PrintStages(graph, stages);
+    }
+    if (hops) {
+      PrintHops(graph, *hops);
+    }
+    return {};
+  }
+  Json out = {{"model", inspected.name},
+              {"family", config.family},
+              {"model_type", config.model_type},
+              {"parameters", inventory.parameters},
+              {"parameters_active", inventory.parameters_active},
+              {"parameters_embedding", inventory.parameters_embedding},
+              {"layers", config.layers},
+              {"hidden", config.hidden},
+              {"vocabulary", config.vocabulary},
+              {"context", config.context},
+              {"tied", config.tied},
+              {"window", config.window},
+              {"windowed_layers", config.windowed_layers},
+              {"weights_bytes", inventory.weights_bytes},
+              {"kv_bytes_per_token", inventory.kv_bytes_per_token},
+              {"state_bytes_per_sequence", inventory.sequence_bytes},
+              {"boundaries", BoundariesJson(graph, cuts)},
+              {"stages", StagesJson(graph, stages)}};
+  if (hops) {
+    AddHops(graph, *hops, out);
+  }
+  PrintJson(out);
+  return {};
+}
+
+}  // namespace
+
+void AddInspect(CLI::App& app, int& status) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* verb = app.add_subcommand(
+      "inspect", "What a model weighs, and what a cut of it moves (reads headers only)");
+  verb->add_option("MODEL", flags->model,
+                   "A .gguf file, a folder in Hugging Face layout, a config.json, or a name from "
+                   "configs/models")
+      ->required();
+  verb->add_option("--stages", flags->stages, "Number of pipeline stages (1 to layers + 2)");
+  verb->add_option("--cut", flags->cut,
+                   "New stages start at these layers (0 is the embedding), as 10,20");
+  verb->add_option("--balance", flags->balance,
+                   "What --stages makes equal: time, memory or layers (default time)");
+  verb->add_option("--chunks", flags->chunks,
+                   "Stages on each rank; shows what each hop between ranks carries");
+  verb->add_option("--placement", flags->placement,
+                   "Where the chunks lie: loop or v (default loop)");
+  AddCommonFlags(*verb, flags->common);
+  verb->footer(
+      "Example: penstock inspect llama-3.1-8b --stages 4\n"
+      "         penstock inspect model.gguf --cut 10,20 --json");
+  verb->callback([verb, flags, &status] {
+    const Result<> result = Inspect(*flags);
+    status = result.ok() ? 0 : Fail(*verb, result.error());
+  });
+}
+
+}  // namespace penstock::cli

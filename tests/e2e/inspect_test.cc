@@ -1,0 +1,145 @@
+// penstock inspect as a user and a script see it.
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "support/process.h"
+
+namespace penstock {
+namespace {
+
+using testing::Finished;
+using testing::RunPenstock;
+
+Json Inspect(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "inspect");
+  arguments.emplace_back("--json");
+  const Finished run = RunPenstock(arguments);
+  EXPECT_EQ(run.status, 0) << run.err;
+  auto json = ParseJson(run.out, "output");
+  EXPECT_TRUE(json.ok()) << run.out;
+  return json.ok() ? std::move(json).value() : Json::object();
+}
+
+TEST(Inspect, NamedModelsAreCountedAtSixteenBits) {
+  const Json llama = Inspect({"llama-3.1-8b"});
+  EXPECT_EQ(llama["family"], "llama");
+  EXPECT_EQ(llama["parameters"], 8030261248);
+  EXPECT_EQ(llama["weights_bytes"], 16060522496);
+  EXPECT_EQ(llama["kv_bytes_per_token"], 131072);
+  EXPECT_EQ(llama["layers"], 32);
+  EXPECT_EQ(llama["boundaries"].size(), 33U);
+  EXPECT_EQ(llama["boundaries"][0]["after_layer"], 0);
+  EXPECT_EQ(llama["boundaries"][32]["after_layer"], 32);
+  EXPECT_EQ(llama["boundaries"][7]["bytes_per_token"], 8192);
+  EXPECT_EQ(llama["boundaries"][7]["values"].size(), 1U);
+  EXPECT_EQ(Inspect({"mixtral-8x7b"})["weights_bytes"], 2 * 46702792704);
+}
+
+TEST(Inspect, EveryLayerIsInOneStageForAnyNumberOfStages) {
+  const struct {
+    const char* name;
+    int layers;
+  } models[] = {{"llama-3.1-405b", 126}, {"qwen3-235b-a22b", 94}, {"smollm2-135m", 30}};
+
+  for (const auto& model : models) {
+    for (const int stages : {1, 4, 7, 16, model.layers + 2}) {
+      for (const char* balance : {"time", "memory", "layers"}) {
+        const Json json =
+            Inspect({model.name, "--stages", std::to_string(stages), "--balance", balance});
+        ASSERT_EQ(json["stages"].size(), static_cast<size_t>(stages));
+        int next = 0;
+        int64_t kv = 0;
+        for (const Json& stage : json["stages"]) {
+          EXPECT_EQ(stage["first_layer"], next) << model.name << " " << stages << " " << balance;
+          EXPECT_GE(stage["last_layer"].get<int>(), next);
+          next = stage["last_layer"].get<int>() + 1;
+          kv += stage["kv_bytes_per_token"].get<int64_t>();
+        }
+        EXPECT_EQ(next, model.layers + 2);
+        EXPECT_EQ(kv, json["kv_bytes_per_token"].get<int64_t>());
+      }
+    }
+  }
+}
+
+TEST(Inspect, EqualCutEntriesMakeEmptyStages) {
+  const Json json = Inspect({"smollm2-135m", "--cut", "1,10,10,31"});
+  ASSERT_EQ(json["stages"].size(), 5U);
+  EXPECT_EQ(json["stages"][0]["last_layer"], 0);
+  EXPECT_EQ(json["stages"][2]["first_layer"], 10);
+  EXPECT_EQ(json["stages"][2]["last_layer"], 9);
+  EXPECT_EQ(json["stages"][2]["weights_bytes"], 0);
+  // The embedding's table is the head's too, so that both stages hold it.
+  const int64_t table = 2 * 49152 * 576;
+  EXPECT_EQ(json["stages"][0]["weights_bytes"], table);
+  EXPECT_EQ(json["stages"][4]["weights_bytes"], table + 2 * 576);
+}
+
+TEST(Inspect, ChunksShowWhatEachHopCarries) {
+  const Json loop = Inspect({"smollm2-135m", "--stages", "6", "--chunks", "3"});
+  ASSERT_EQ(loop["hops"].size(), 5U);
+  EXPECT_EQ(loop["hops"][1]["from_rank"], 1);
+  EXPECT_EQ(loop["hops"][1]["to_rank"], 0);
+  EXPECT_EQ(loop["hops"][1]["bytes_per_token"], 2 * 576);
+  EXPECT_EQ(loop["hops"][1]["naive_bytes_per_token"], 2 * 576);
+  EXPECT_EQ(loop["held_bytes_per_token"], Json({2 * 576, 2 * 576}));
+  const Json v = Inspect({"smollm2-135m", "--stages", "6", "--chunks", "2", "--placement", "v"});
+  EXPECT_EQ(v["hops"].size(), 4U) << "the turn stays on its rank";
+}
+
+TEST(Inspect, FilesAreCountedAsStored) {
+  const std::string models = PENSTOCK_SOURCE_DIR "/tests/golden/models/";
+  const Json gguf = Inspect({models + "gguf/llama3.gguf"});
+  const Json folder = Inspect({models + "llama3"});
+  EXPECT_EQ(gguf["family"], "llama");
+  EXPECT_GT(gguf["weights_bytes"].get<int64_t>(), gguf["parameters"].get<int64_t>());
+  EXPECT_GE(folder["weights_bytes"].get<int64_t>(), 2 * folder["parameters"].get<int64_t>());
+}
+
+TEST(Inspect, MistakesExitWithTwoAndSayWhatIsLegal) {
+  const struct {
+    std::vector<std::string> arguments;
+    const char* message;
+  } cases[] = {
+      {{"no-such-model"}, "smollm2-135m"},
+      {{"smollm-135m"}, "smollm2-135m?"},
+      {{"/nowhere/model.gguf"}, "no such file"},
+      {{"smollm2-135m", "--stages", "33"}, "wanted 1 to 32"},
+      {{"smollm2-135m", "--stages", "0"}, "wanted 1 to 32"},
+      {{"smollm2-135m", "--stages", "x"}, "--stages"},
+      {{"smollm2-135m", "--cut", "20,10"}, "wanted 20 to 31"},
+      {{"smollm2-135m", "--cut", "0"}, "wanted 1 to 31"},
+      {{"smollm2-135m", "--cut", "10,"}, "commas"},
+      {{"smollm2-135m", "--stages", "2", "--cut", "10,20"}, "--cut"},
+      {{"smollm2-135m", "--stages", "4", "--chunks", "3"}, "--chunks"},
+      {{"smollm2-135m", "--stages", "6", "--chunks", "3", "--placement", "v"}, "2 chunks"},
+      {{"smollm2-135m", "--stages", "4", "--placement", "v"}, "--chunks"},
+      {{"smollm2-135m", "--stages", "4", "--balance", "luck"}, "time, memory or layers"},
+      {{}, "MODEL"},
+  };
+
+  for (const auto& bad : cases) {
+    std::vector<std::string> command = {"inspect"};
+    command.insert(command.end(), bad.arguments.begin(), bad.arguments.end());
+    const Finished run = RunPenstock(command);
+    EXPECT_EQ(run.status, 2) << testing::Describe(command);
+    EXPECT_TRUE(run.out.empty()) << run.out;
+    EXPECT_NE(run.err.find(bad.message), std::string::npos) << run.err;
+  }
+}
+
+TEST(Inspect, ABareConfigIsEnough) {
+  const testing::TemporaryFolder folder;
+  const std::string path = folder.path() + "/config.json";
+  std::ofstream(path) << R"({"model_type":"llama","hidden_size":32,"intermediate_size":64,
+    "num_hidden_layers":2,"num_attention_heads":4,"vocab_size":96})";
+  EXPECT_EQ(Inspect({path})["layers"], 2);
+}
+
+}  // namespace
+}  // namespace penstock
