@@ -17,9 +17,22 @@ struct FamilyRow {
 
 // Sorted by model_type.
 constexpr FamilyRow kFamilies[] = {
-    {"gemma2", BuildGemma},  {"gemma3_text", BuildGemma}, {"llama", BuildLlama},
-    {"mistral", BuildLlama}, {"mixtral", BuildMixtral},   {"phi3", BuildPhi3},
-    {"qwen2", BuildQwen},    {"qwen3", BuildQwen},        {"qwen3_moe", BuildQwen3Moe},
+    {"deepseek_v3", BuildDeepseek},
+    {"gemma2", BuildGemma},
+    {"gemma3_text", BuildGemma},
+    {"gpt2", BuildGpt2},
+    {"gpt_oss", BuildGptOss},
+    {"grok-1", BuildGrok},
+    {"kimi_linear", BuildKimi},
+    {"llama", BuildLlama},
+    {"mistral", BuildLlama},
+    {"mixtral", BuildMixtral},
+    {"nemotron", BuildNemotron},
+    {"palm", BuildPalm},
+    {"phi3", BuildPhi3},
+    {"qwen2", BuildQwen},
+    {"qwen3", BuildQwen},
+    {"qwen3_moe", BuildQwen3Moe},
 };
 
 const FamilyRow* FindFamily(std::string_view model_type) {

@@ -27,6 +27,7 @@ struct ModelConfig {
   bool tied = false;         // the head is the embedding's table
   int64_t window = 0;        // smallest sliding window of a layer; 0: none has one
   int64_t windowed_layers = 0;
+  int64_t mtp_parameters = 0;  // of multi-token-prediction layers, which the graph does not hold
 };
 
 struct Model {

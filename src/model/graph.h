@@ -164,10 +164,13 @@ struct CountedOp {
                                   // the rows that chose them), vectors are read
   int64_t experts = 0;            // of the tensors marked routed_expert ...
   int64_t chosen = 0;             // ... this share of the experts is read by one token
-  // Attention over the state: `heads` x (score_dim + value_dim) multiply-adds per key that is seen.
+  // Attention over the state: `heads` x (score_dim + value_dim) multiply-adds per key that is seen;
+  // while decoding `decode_...` instead, where they are not 0 (latent attention, absorbed).
   int64_t heads = 0;
   int64_t score_dim = 0;
   int64_t value_dim = 0;
+  int64_t decode_score_dim = 0;
+  int64_t decode_value_dim = 0;
   int64_t window = 0;              // keys that a row sees at most; 0: all
   double extra_flops_per_row = 0;  // beside all of these (recurrences, convolutions, depth reads)
   double saved_bytes_per_row = 0;  // activations kept for the backward pass, at 16 bits
