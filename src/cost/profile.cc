@@ -1,0 +1,402 @@
+#include "cost/profile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+namespace penstock::cost {
+namespace {
+
+using model::Graph;
+using model::Op;
+using model::TensorRole;
+using model::WeightTensor;
+
+double Elements(const WeightTensor& tensor) {
+  double n = 1;
+  for (const int64_t size : tensor.shape) {
+    n *= static_cast<double>(size);
+  }
+  return n;
+}
+
+// Which operation wrote a value, and which values feed keys and values of attention.
+struct Flow {
+  std::vector<int32_t> writer;     // by value; -1: the input
+  std::vector<int64_t> key_heads;  // by value: kv heads of the attention that it feeds; 0: none
+  std::vector<bool> behind_tp;     // by value: divided over tensor-parallel ranks
+};
+
+// Marks the values behind keys and values, back to the product that made them.
+void MarkKeys(const Graph& graph, Flow& flow, ValueId value, int64_t heads) {
+  while (value.valid() && value != graph.tokens) {
+    flow.key_heads[static_cast<size_t>(value.value())] = heads;
+    const int32_t w = flow.writer[static_cast<size_t>(value.value())];
+    if (w < 0) {
+      return;
+    }
+    const Op& op = graph.ops[static_cast<size_t>(w)];
+    if (!std::holds_alternative<model::RmsNormOp>(op.params) &&
+        !std::holds_alternative<model::RopeOp>(op.params) &&
+        !std::holds_alternative<model::ScaleOp>(op.params)) {
+      return;
+    }
+    value = op.inputs[0];
+  }
+}
+
+Flow FindFlow(const Graph& graph) {
+  Flow flow;
+  flow.writer.assign(graph.values.size(), -1);
+  flow.key_heads.assign(graph.values.size(), 0);
+  flow.behind_tp.assign(graph.values.size(), false);
+  for (size_t i = 0; i < graph.ops.size(); ++i) {
+    for (const ValueId out : graph.ops[i].outputs) {
+      flow.writer[static_cast<size_t>(out.value())] = static_cast<int32_t>(i);
+    }
+  }
+  for (const Op& op : graph.ops) {
+    if (const auto* attention = std::get_if<model::AttentionOp>(&op.params)) {
+      MarkKeys(graph, flow, op.inputs[1], attention->kv_heads);
+      MarkKeys(graph, flow, op.inputs[2], attention->kv_heads);
+    }
+  }
+  // A product's output is divided if its input was not (column then row); what follows keeps it.
+  for (const Op& op : graph.ops) {
+    bool divided = false;
+    if (const auto* linear = std::get_if<model::LinearOp>(&op.params)) {
+      const bool input = flow.behind_tp[static_cast<size_t>(op.inputs[0].value())];
+      divided = !input && !linear->weights.empty() && !graph.tensor(linear->weights[0]).replicated;
+    } else if (std::holds_alternative<model::AddOp>(op.params) ||
+               std::holds_alternative<model::MoeOp>(op.params) ||
+               std::holds_alternative<model::EmbedOp>(op.params)) {
+      divided = false;
+    } else {
+      for (const ValueId in : op.inputs) {
+        divided = divided || flow.behind_tp[static_cast<size_t>(in.value())];
+      }
+      if (const auto* counted = std::get_if<model::CountedOp>(&op.params)) {
+        divided = counted->heads > 0 || (divided && counted->experts == 0);
+      }
+    }
+    for (const ValueId out : op.outputs) {
+      flow.behind_tp[static_cast<size_t>(out.value())] = divided;
+    }
+  }
+  return flow;
+}
+
+class Builder {
+ public:
+  Builder(const Graph& graph, const Flow& flow) : graph_(graph), flow_(flow) {}
+
+  LayerProfile Build(const model::Layer& layer) {
+    out_ = LayerProfile{};
+    out_.kind = layer.kind;
+    saved_inputs_.clear();
+    seen_tensors_.clear();
+    bool attends = false;
+    bool feeds_forward = false;
+    for (int32_t i = layer.first_op; i < layer.last_op; ++i) {
+      const Op& op = graph_.ops[static_cast<size_t>(i)];
+      Take(op, attends, feeds_forward);
+    }
+    out_.collectives = (attends ? 1 : 0) + (feeds_forward ? 1 : 0);
+    if (layer.kind == model::LayerKind::kEmbedding) {
+      out_.collectives = 1;
+    }
+    return out_;
+  }
+
+ private:
+  double Width(ValueId id) const { return static_cast<double>(graph_.value(id).width); }
+
+  bool Divided(ValueId id) const { return flow_.behind_tp[static_cast<size_t>(id.value())]; }
+
+  // Bytes kept of a value for the backward pass; a value that several operations keep counts once.
+  void Keep(ValueId id, double bytes_per_element = 2) {
+    if (!saved_inputs_.insert(id.value()).second) {
+      return;
+    }
+    (Divided(id) ? out_.saved.split : out_.saved.whole) += bytes_per_element * Width(id);
+  }
+
+  void Touch(const Op& op) {
+    out_.launches += 1;
+    for (const auto* list : {&op.inputs, &op.outputs}) {
+      for (const ValueId id : *list) {
+        (Divided(id) ? out_.split_row_elements : out_.whole_row_elements) += Width(id);
+      }
+    }
+  }
+
+  void AddMatrix(TensorId id, const Op& op, size_t output) {
+    const WeightTensor& tensor = graph_.tensor(id);
+    if (tensor.role == TensorRole::kVector) {
+      out_.vector_parameters += Elements(tensor);
+      return;
+    }
+    Product product;
+    product.outputs = static_cast<double>(tensor.shape[0]);
+    product.inputs = static_cast<double>(tensor.shape[1]);
+    if (tensor.replicated) {
+      product.shard = Product::Shard::kWhole;
+    } else if (output < op.outputs.size()) {
+      const int64_t heads = flow_.key_heads[static_cast<size_t>(op.outputs[output].value())];
+      if (heads > 0) {
+        product.shard = Product::Shard::kHeads;
+        product.heads = heads;
+      }
+    }
+    if (out_.kind == model::LayerKind::kHead) {
+      product.role = Product::Role::kHead;
+    }
+    out_.products.push_back(product);
+  }
+
+  void AddState(int32_t state) {
+    if (state < 0) {
+      return;
+    }
+    const model::LayerState& s = graph_.states[static_cast<size_t>(state)];
+    StateWork work;
+    work.kind = s.kind;
+    work.elements_per_token = static_cast<double>(s.key_width + s.value_width);
+    work.sequence_bytes = static_cast<double>(s.sequence_bytes);
+    work.window = static_cast<double>(s.window);
+    work.heads = s.heads;
+    out_.states.push_back(work);
+  }
+
+  void Take(const Op& op, bool& attends, bool& feeds_forward);
+  void TakeMoe(const model::MoeOp& p, const Op& op);
+  void TakeCounted(const model::CountedOp& p, const Op& op, bool& attends, bool& feeds_forward);
+
+  const Graph& graph_;
+  const Flow& flow_;
+  LayerProfile out_;
+  std::set<int32_t> saved_inputs_;
+  std::set<int32_t> seen_tensors_;
+};
+
+void Builder::TakeMoe(const model::MoeOp& p, const Op& op) {
+  const WeightTensor& router = graph_.tensor(p.router);
+  Product product{static_cast<double>(router.shape[0]), static_cast<double>(router.shape[1])};
+  product.shard = Product::Shard::kWhole;
+  product.role = Product::Role::kRouter;
+  out_.products.push_back(product);
+  if (p.router_bias.valid()) {
+    out_.vector_parameters += Elements(graph_.tensor(p.router_bias));
+  }
+  ExpertWork& e = out_.experts;
+  e.experts = static_cast<double>(p.gate.size());
+  e.chosen = static_cast<double>(p.chosen);
+  for (const auto* list : {&p.gate, &p.up, &p.down}) {
+    for (const TensorId id : *list) {
+      e.parameters += Elements(graph_.tensor(id));
+    }
+  }
+  e.products = 3;
+  e.inputs = Width(op.inputs[0]);
+  e.inner = static_cast<double>(graph_.tensor(p.gate.front()).shape[0]);
+  Keep(op.inputs[0]);
+  out_.saved.routed += e.chosen * (2 * e.inputs + 3 * 2 * e.inner + 2 * e.inputs);
+  out_.launches += 6;
+  out_.whole_row_elements += 2 * e.chosen * e.inputs;
+}
+
+void Builder::TakeCounted(const model::CountedOp& p, const Op& op, bool& attends,
+                          bool& feeds_forward) {
+  double matrices = 0;
+  double inner = 0;
+  for (const TensorId id : p.weights) {
+    const WeightTensor& tensor = graph_.tensor(id);
+    if (tensor.routed_expert) {
+      out_.experts.parameters += Elements(tensor);
+      if (tensor.role != TensorRole::kVector) {
+        matrices += Elements(tensor);
+        inner = std::max(inner, 1.0);
+      }
+    } else if (tensor.role == TensorRole::kVector) {
+      out_.vector_parameters += Elements(tensor);
+    } else {
+      Product product{static_cast<double>(tensor.shape[0]), static_cast<double>(tensor.shape[1])};
+      product.shard = tensor.replicated ? Product::Shard::kWhole : Product::Shard::kSplit;
+      if (p.experts > 0) {
+        product.role = Product::Role::kRouter;
+      }
+      out_.products.push_back(product);
+    }
+  }
+  if (p.experts > 0) {
+    ExpertWork& e = out_.experts;
+    e.experts = static_cast<double>(p.experts);
+    e.chosen = static_cast<double>(p.chosen);
+    e.products = 3;
+    e.inputs = Width(op.inputs[0]);
+    e.inner = matrices / e.experts / e.products / e.inputs;
+    out_.saved.routed += e.chosen * (4 * e.inputs + 6 * e.inner);
+    out_.whole_row_elements += 2 * e.chosen * e.inputs;
+    out_.launches += 4;
+    feeds_forward = true;
+  }
+  if (p.heads > 0 && (p.score_dim > 0 || p.value_dim > 0)) {
+    out_.attention.push_back({static_cast<double>(p.heads), static_cast<double>(p.score_dim),
+                              static_cast<double>(p.value_dim), static_cast<double>(p.window),
+                              static_cast<double>(p.decode_score_dim),
+                              static_cast<double>(p.decode_value_dim)});
+    out_.saved.scores += 5 * static_cast<double>(p.heads);
+    out_.saved.stats += 4 * static_cast<double>(p.heads);
+  }
+  attends = attends || p.heads > 0;
+  AddState(p.state);
+  out_.extra_flops_per_row += p.extra_flops_per_row;
+  if (p.saved_bytes_per_row > 0) {
+    (Divided(op.outputs[0]) ? out_.saved.split : out_.saved.whole) += p.saved_bytes_per_row;
+  }
+  Touch(op);
+}
+
+void Builder::Take(const Op& op, bool& attends, bool& feeds_forward) {
+  if (std::get_if<model::EmbedOp>(&op.params) != nullptr) {
+    const auto& p = std::get<model::EmbedOp>(op.params);
+    out_.embedding_parameters += Elements(graph_.tensor(p.table));
+    out_.width = Width(op.outputs[0]);
+    Touch(op);
+  } else if (const auto* norm = std::get_if<model::RmsNormOp>(&op.params)) {
+    out_.vector_parameters += Elements(graph_.tensor(norm->weight));
+    Keep(op.inputs[0]);
+    if (out_.width == 0) {
+      out_.width = Width(op.inputs[0]);
+    }
+    Touch(op);
+  } else if (const auto* linear = std::get_if<model::LinearOp>(&op.params)) {
+    for (size_t i = 0; i < linear->weights.size(); ++i) {
+      AddMatrix(linear->weights[i], op, i);
+    }
+    for (const TensorId bias : linear->biases) {
+      if (bias.valid()) {
+        out_.vector_parameters += Elements(graph_.tensor(bias));
+      }
+    }
+    Keep(op.inputs[0]);
+    out_.launches += static_cast<double>(linear->weights.size() > 1 ? 1 : linear->weights.size());
+  } else if (const auto* attention = std::get_if<model::AttentionOp>(&op.params)) {
+    const auto heads = static_cast<double>(attention->heads);
+    out_.attention.push_back({heads, static_cast<double>(attention->head_dim),
+                              static_cast<double>(attention->value_dim),
+                              static_cast<double>(attention->window)});
+    AddState(attention->state);
+    if (!out_.states.empty() && out_.states.back().heads == 0) {
+      out_.states.back().heads = attention->kv_heads;
+    }
+    for (const ValueId in : op.inputs) {
+      Keep(in);
+    }
+    out_.saved.scores += 5 * heads;
+    out_.saved.stats += 4 * heads;
+    out_.launches += 1;
+    attends = true;
+  } else if (const auto* moe = std::get_if<model::MoeOp>(&op.params)) {
+    TakeMoe(*moe, op);
+    feeds_forward = true;
+  } else if (const auto* counted = std::get_if<model::CountedOp>(&op.params)) {
+    TakeCounted(*counted, op, attends, feeds_forward);
+  } else if (std::holds_alternative<model::GatedOp>(op.params) ||
+             std::holds_alternative<model::ActivationOp>(op.params)) {
+    for (const ValueId in : op.inputs) {
+      Keep(in);
+    }
+    Touch(op);
+    feeds_forward = true;
+  } else if (!std::holds_alternative<model::SplitOp>(op.params) &&
+             !std::holds_alternative<model::SelectRowsOp>(op.params)) {
+    Touch(op);
+  }
+}
+
+void FindBoundaries(const Graph& graph, std::vector<double>& widths) {
+  const auto layers = static_cast<size_t>(graph.num_layers());
+  std::vector<int32_t> last_reader(graph.values.size(), -1);
+  for (const Op& op : graph.ops) {
+    for (const ValueId in : op.inputs) {
+      auto& last = last_reader[static_cast<size_t>(in.value())];
+      last = std::max(last, op.layer.value());
+    }
+  }
+  widths.assign(layers, 0);
+  for (size_t v = 0; v < graph.values.size(); ++v) {
+    if (graph.values[v].type != model::ValueType::kActivation) {
+      continue;
+    }
+    for (int32_t l = graph.values[v].producer.value(); l < last_reader[v]; ++l) {
+      widths[static_cast<size_t>(l)] += static_cast<double>(graph.values[v].width);
+    }
+  }
+}
+
+}  // namespace
+
+double LayerProfile::parameters() const {
+  double n = embedding_parameters + vector_parameters + experts.parameters;
+  for (const Product& product : products) {
+    n += product.parameters();
+  }
+  return n;
+}
+
+Result<ModelProfile> BuildProfile(const Graph& graph, std::string name, std::string family) {
+  ModelProfile out;
+  out.name = std::move(name);
+  out.family = std::move(family);
+  const Flow flow = FindFlow(graph);
+  Builder builder(graph, flow);
+  for (const model::Layer& layer : graph.layers) {
+    const LayerProfile profile = builder.Build(layer);
+    // Searched from the back: neighbours are alike.
+    auto it = std::find(out.classes.rbegin(), out.classes.rend(), profile);
+    if (it == out.classes.rend()) {
+      out.class_of.push_back(static_cast<int32_t>(out.classes.size()));
+      out.classes.push_back(profile);
+    } else {
+      out.class_of.push_back(static_cast<int32_t>(std::distance(it, out.classes.rend())) - 1);
+    }
+  }
+  FindBoundaries(graph, out.boundary_width);
+  for (const WeightTensor& tensor : graph.tensors) {
+    out.parameters += Elements(tensor);
+  }
+  out.parameters_active = out.parameters;
+  for (const int32_t c : out.class_of) {
+    const ExpertWork& e = out.classes[static_cast<size_t>(c)].experts;
+    if (e.experts > 0) {
+      out.has_experts = true;
+      out.parameters_active -= e.parameters * (1 - e.chosen / e.experts);
+    }
+  }
+  for (const Op& op : graph.ops) {
+    if (const auto* attention = std::get_if<model::AttentionOp>(&op.params)) {
+      out.max_kv_heads = std::max(out.max_kv_heads, attention->kv_heads);
+      out.attention_heads = std::max(out.attention_heads, attention->heads);
+    } else if (const auto* counted = std::get_if<model::CountedOp>(&op.params)) {
+      out.attention_heads = std::max(out.attention_heads, counted->heads);
+    } else if (const auto* embed = std::get_if<model::EmbedOp>(&op.params)) {
+      const WeightTensor& table = graph.tensor(embed->table);
+      if (out.vocabulary == 0) {
+        out.vocabulary = static_cast<double>(table.shape[0]);
+        out.hidden = static_cast<double>(table.shape[1]);
+      }
+    }
+  }
+  const LayerProfile& head = out.layer(out.num_layers() - 1);
+  double stored = 0;
+  for (int32_t l = 0; l < out.num_layers(); ++l) {
+    stored += out.layer(l).parameters();
+  }
+  out.tied = !head.products.empty() && stored > out.parameters + 0.5;
+  return out;
+}
+
+}  // namespace penstock::cost

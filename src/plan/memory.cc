@@ -1,0 +1,219 @@
+#include "plan/memory.h"
+
+#include <algorithm>
+
+namespace penstock::plan {
+namespace {
+
+// First unit of each stage, one more at the end.
+std::vector<int32_t> Starts(const std::vector<int32_t>& cut) {
+  std::vector<int32_t> starts = {0};
+  for (const int32_t units : cut) {
+    starts.push_back(starts.back() + units);
+  }
+  return starts;
+}
+
+// Chunks of a V lie on rank s and 2p-1-s; else on s mod p.
+int64_t RankOfStage(const Layout& layout, int64_t stage) {
+  const bool v = layout.schedule == "zb-v" || layout.schedule == "v-half" ||
+                 layout.schedule == "v-min" || layout.schedule == "dualpipe-v";
+  if (v && stage >= layout.pp) {
+    return 2 * layout.pp - 1 - stage;
+  }
+  return stage % layout.pp;
+}
+
+void SetCapacity(const Context& context, MemoryAccount& account) {
+  account.capacity = context.system->device.memory_bytes;
+  account.reserve = context.system->device.memory_reserve_bytes;
+}
+
+// A head tied to the embedding is a second copy unless both lie on one rank.
+double TiedBytes(const cost::ModelProfile& model, const Layout& layout, double bytes_each) {
+  return model.tied ? model.vocabulary * model.hidden / static_cast<double>(layout.tp) * bytes_each
+                    : 0;
+}
+
+// Widest rows that a layer holds at once while it runs, in elements.
+double WorkingElements(const cost::LayerProfile& layer, double tp) {
+  double widest = 0;
+  for (const cost::Product& product : layer.products) {
+    if (product.role != cost::Product::Role::kHead) {
+      widest = std::max(widest, product.inputs + product.outputs / tp);
+    }
+  }
+  return std::max(widest, layer.experts.chosen * (layer.experts.inputs + layer.experts.inner / tp));
+}
+
+}  // namespace
+
+double StateBytesPerDevice(const cost::LayerProfile& layer, const Layout& layout, double sequences,
+                           double tokens) {
+  double bytes = 0;
+  for (const cost::StateWork& state : layer.states) {
+    bytes += state.bytes(sequences, tokens, hw::PrecisionBytes(layout.kv_precision)) *
+             state.share(layout.tp);
+  }
+  return bytes / static_cast<double>(layout.cp);
+}
+
+std::vector<MemoryAccount> InferenceMemory(const Context& context, const Layout& layout,
+                                           double sequences, double tokens, double chunk_rows) {
+  const cost::ModelProfile& model = *context.model;
+  const cost::Sharding sharding = layout.sharding();
+  cost::Formats formats{layout.precision, layout.kv_precision};
+  std::vector<MemoryAccount> ranks(static_cast<size_t>(layout.pp));
+  const std::vector<int32_t> starts = Starts(layout.cut);
+  std::vector<double> working(ranks.size(), 0);
+  for (size_t s = 0; s + 1 < starts.size(); ++s) {
+    const auto rank = static_cast<size_t>(RankOfStage(layout, static_cast<int64_t>(s)));
+    MemoryAccount& account = ranks[rank];
+    for (int32_t l = starts[s]; l < starts[s + 1]; ++l) {
+      const cost::LayerProfile& layer = model.layer(l);
+      account.weights += cost::WeightBytesPerDevice(layer, sharding, formats);
+      account.kv += StateBytesPerDevice(layer, layout, sequences, tokens);
+      working[rank] =
+          std::max(working[rank], WorkingElements(layer, static_cast<double>(layout.tp)));
+    }
+  }
+  if (layout.pp == 1) {
+    ranks[0].weights -= TiedBytes(model, layout, formats.end_bytes());
+  }
+  const double a = formats.activation_bytes;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    // Two rows of the residual stream live beside what the widest layer holds.
+    ranks[r].activations = chunk_rows * a * (2 * model.hidden + working[r]);
+    ranks[r].workspace = layout.pp > 1 ? 4 * chunk_rows * a * model.hidden : 0;
+    SetCapacity(context, ranks[r]);
+  }
+  ranks.back().workspace += std::max<double>(1, static_cast<double>(layout.micro_batch)) *
+                            model.vocabulary / static_cast<double>(layout.tp) * 4;
+  return ranks;
+}
+
+StateBytes TrainingStateBytes(const TrainingWorkload& workload, const Layout& layout, bool expert) {
+  const double weight = std::max(2.0, hw::PrecisionBytes(workload.precision));
+  StateBytes bytes;
+  bytes.weights = weight;
+  bytes.gradients = workload.fp32_gradients ? 4 : weight;
+  const double master = weight < 4 ? 4 : 0;
+  bytes.optimizer = workload.optimizer == "adam" ? master + 8 : master;
+  double replicas = static_cast<double>(layout.dp * layout.cp);
+  if (expert && layout.ep > 1) {
+    replicas = std::max(1.0, static_cast<double>(layout.dp * layout.cp * layout.tp) /
+                                 static_cast<double>(layout.ep));
+  }
+  if (layout.zero >= 1) {
+    bytes.optimizer /= replicas;
+  }
+  if (layout.zero >= 2) {
+    bytes.gradients /= replicas;
+  }
+  if (layout.zero >= 3) {
+    bytes.weights /= replicas;
+  }
+  return bytes;
+}
+
+double ActivationBytes(const cost::LayerProfile& layer, const Layout& layout, double rows,
+                       double sequence) {
+  const auto tp = static_cast<double>(layout.tp);
+  const double whole = layout.sequence_parallel ? tp : 1;
+  if (layout.recompute == Recompute::kFull && layer.kind == model::LayerKind::kDecoder) {
+    return rows * 2 * layer.width / whole;
+  }
+  const double attention =
+      layout.recompute == Recompute::kNone ? layer.saved.scores * sequence : layer.saved.stats;
+  const double routed = layer.saved.routed / (layout.ep > 1 ? whole : tp);
+  return rows * (layer.saved.whole / whole + layer.saved.split / tp + attention / tp + routed);
+}
+
+double InFlight(const Layout& layout, int64_t rank) {
+  const auto p = static_cast<double>(layout.pp);
+  const auto v = static_cast<double>(layout.chunks);
+  const auto m = static_cast<double>(layout.micro_batches);
+  const auto i = static_cast<double>(rank);
+  double shares = p - i;  // 1f1b, zb-h1, sliced
+  if (layout.schedule == "gpipe" || layout.schedule == "looped-bfs") {
+    shares = m;
+  } else if (layout.schedule == "interleaved-1f1b" || layout.schedule == "interleaved-zb") {
+    shares = (2 * (p - 1 - i) + (v - 1) * p + 1) / v;
+  } else if (layout.schedule == "zb-h2") {
+    shares = 2 * (p - i) - 1;
+  } else if (layout.schedule == "zb-v") {
+    shares = p;
+  } else if (layout.schedule == "v-half") {
+    shares = p / 2 + 1;
+  } else if (layout.schedule == "v-min") {
+    shares = p / 3 + 1;
+  } else if (layout.schedule == "dualpipe" || layout.schedule == "dualpipe-v") {
+    shares = p + 1;
+  }
+  return std::min(m, shares);
+}
+
+std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& layout) {
+  const cost::ModelProfile& model = *context.model;
+  const TrainingWorkload& workload = context.workload->training;
+  const cost::Sharding sharding = layout.sharding();
+  const StateBytes dense = TrainingStateBytes(workload, layout, false);
+  const StateBytes expert = TrainingStateBytes(workload, layout, true);
+  const auto sequence = static_cast<double>(workload.sequence_tokens);
+  const double rows =
+      static_cast<double>(layout.micro_batch) * sequence / static_cast<double>(layout.cp);
+  std::vector<MemoryAccount> ranks(static_cast<size_t>(layout.pp));
+  const std::vector<int32_t> starts = Starts(layout.cut);
+  const auto tp = static_cast<double>(layout.tp);
+  double gathered = 0;
+  for (size_t s = 0; s + 1 < starts.size(); ++s) {
+    const auto rank = RankOfStage(layout, static_cast<int64_t>(s));
+    MemoryAccount& account = ranks[static_cast<size_t>(rank)];
+    double activations = 0;
+    double working = 0;
+    for (int32_t l = starts[s]; l < starts[s + 1]; ++l) {
+      const cost::LayerProfile& layer = model.layer(l);
+      const auto [d, e] = cost::ParametersPerDevice(layer, sharding);
+      account.weights += d * dense.weights + e * expert.weights;
+      account.gradients += d * dense.gradients + e * expert.gradients;
+      account.optimizer += d * dense.optimizer + e * expert.optimizer;
+      gathered = std::max(gathered, 2 * (d + e));
+      activations += ActivationBytes(layer, layout, rows, sequence);
+      if (layout.recompute == Recompute::kFull && layer.kind == model::LayerKind::kDecoder) {
+        Layout open = layout;
+        open.recompute = Recompute::kSelective;
+        working = std::max(working, ActivationBytes(layer, open, rows, sequence));
+      }
+      if (layer.kind == model::LayerKind::kHead) {
+        // Logits in 32 bits and their gradient in place; one micro-batch at a time.
+        working = std::max(working, rows * 4 * model.vocabulary / tp);
+      }
+    }
+    account.activations += activations * InFlight(layout, rank);
+    account.workspace = std::max(account.workspace, working);
+  }
+  if (layout.pp == 1 && model.tied) {
+    ranks[0].weights -= TiedBytes(model, layout, dense.weights);
+    ranks[0].gradients -= TiedBytes(model, layout, dense.gradients);
+    ranks[0].optimizer -= TiedBytes(model, layout, dense.optimizer);
+  }
+  const double message =
+      rows * 2 * model.hidden / (layout.sequence_parallel ? tp : 1) * (layout.pp > 1 ? 4 : 0);
+  for (MemoryAccount& account : ranks) {
+    account.workspace += message + (layout.zero == 3 ? 2 * gathered : 0);
+    if (layout.schedule == "dualpipe") {
+      account.weights *= 2;
+      account.gradients *= 2;
+    }
+    SetCapacity(context, account);
+  }
+  return ranks;
+}
+
+const MemoryAccount& Fullest(const std::vector<MemoryAccount>& ranks) {
+  return *std::max_element(
+      ranks.begin(), ranks.end(),
+      [](const MemoryAccount& a, const MemoryAccount& b) { return a.peak() < b.peak(); });
+}
+
+}  // namespace penstock::plan
