@@ -17,6 +17,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -50,7 +51,7 @@ class KvCache {
 
 struct KvCacheSpec {
   int64_t blocks = 0;
-  int64_t block_tokens = 32;
+  int64_t block_tokens = 32;  // 1 to 256; multiples of 16 waste nothing
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t value_dim = 0;
@@ -112,11 +113,13 @@ class Device {
   // ---- Weights ----
 
   // Packs the rows of `parts`, one after the other, as one matrix. Reads each part by rows, a
-  // bounded piece at a time, and drops its pages. kInt4 REQUIRES parts of types q4_0 or q4_1.
-  // Errors: kOutOfMemory; those of MatrixSource::ReadRows (NaN names the tensor).
+  // bounded piece at a time, and drops its pages. kInt4 REQUIRES parts of types q4_0 or q4_1; if
+  // any is q4_1, all are stored with minima. Errors: kOutOfMemory; those of MatrixSource::ReadRows
+  // (NaN names the tensor).
   virtual Result<std::unique_ptr<Matrix>> LoadMatrix(std::span<const MatrixSource* const> parts,
                                                      WeightType type, MemoryAccount& account) = 0;
-  // Bytes that LoadMatrix takes from the account, exactly. `source` matters for kInt4.
+  // Bytes that LoadMatrix takes from the account, exactly. `source` matters for kInt4: kQ4_1 if any
+  // part is.
   virtual int64_t MatrixBytes(int64_t rows, int64_t columns, WeightType type,
                               DType source) const = 0;
 
@@ -178,7 +181,7 @@ class Device {
 
 struct CpuOptions {
   int threads = 1;
-  bool pin = false;  // pin thread i to `cores[i]`
+  bool pin = false;  // pin thread i to `cores[i]`; thread 0 is the one that creates the device
   std::vector<int> cores;
 };
 

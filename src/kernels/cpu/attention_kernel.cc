@@ -1,0 +1,394 @@
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "kernels/cpu/attention.h"
+
+// One copy of this file per instruction set.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/attention_kernel.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.
+#include <hwy/contrib/math/math-inl.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+
+namespace penstock::kernels {
+namespace HWY_NAMESPACE {
+
+#include "kernels/cpu/math_inl.h"
+
+// Registers: 32 with 512 bits, 16 otherwise.
+inline constexpr int kScoreQueries = HWY_TARGET == HWY_AVX3 ? 8 : 4;
+inline constexpr int kValueQueries = HWY_TARGET == HWY_AVX3 ? 4 : 2;
+inline constexpr int kScoreVectors = 2;
+inline constexpr int kValueVectors = 4;
+
+HWY_INLINE VF LoadElements(DF d, const float* p) {
+  return hn::LoadU(d, p);
+}
+
+HWY_INLINE VF LoadElements(DF d, const hwy::bfloat16_t* p) {
+  const hn::Rebind<hwy::bfloat16_t, DF> narrow;
+  return hn::PromoteTo(d, hn::LoadU(narrow, p));
+}
+
+// scores[m][t] = sum over i of q[m][i] * keys[i][t], i ascending, for kVectors vectors of tokens.
+template <class T, int kQueries, int kVectors>
+HWY_INLINE void ScoreTile(const float* HWY_RESTRICT q, int64_t q_stride, const T* HWY_RESTRICT keys,
+                          int64_t tokens, int64_t head_dim, float* HWY_RESTRICT scores) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  VF s[kQueries][kVectors];
+  PENSTOCK_UNROLL
+  for (int m = 0; m < kQueries; ++m) {
+    PENSTOCK_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      s[m][v] = hn::Zero(d);
+    }
+  }
+  for (int64_t i = 0; i < head_dim; ++i) {
+    VF k[kVectors];
+    PENSTOCK_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      k[v] = LoadElements(d, keys + i * tokens + v * lanes);
+    }
+    PENSTOCK_UNROLL
+    for (int m = 0; m < kQueries; ++m) {
+      const VF x = hn::Set(d, q[m * q_stride + i]);
+      PENSTOCK_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        s[m][v] = hn::MulAdd(x, k[v], s[m][v]);
+      }
+    }
+  }
+  PENSTOCK_UNROLL
+  for (int m = 0; m < kQueries; ++m) {
+    PENSTOCK_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      hn::StoreU(s[m][v], d, scores + m * kMaxBlockTokens + v * lanes);
+    }
+  }
+}
+
+template <class T, int kQueries>
+HWY_INLINE void ScoreQueries(int64_t queries, const float* q, int64_t q_stride, const T* keys,
+                             int64_t tokens, int64_t head_dim, int64_t begin, int64_t end,
+                             float* scores) {
+  if (queries < kQueries) {
+    if constexpr (kQueries > 1) {
+      ScoreQueries<T, kQueries - 1>(queries, q, q_stride, keys, tokens, head_dim, begin, end,
+                                    scores);
+    }
+    return;
+  }
+  const auto lanes = static_cast<int64_t>(hn::Lanes(DF()));
+  int64_t t = begin;
+  for (; t + kScoreVectors * lanes <= end; t += kScoreVectors * lanes) {
+    ScoreTile<T, kQueries, kScoreVectors>(q, q_stride, keys + t, tokens, head_dim, scores + t);
+  }
+  for (; t < end; t += lanes) {
+    ScoreTile<T, kQueries, 1>(q, q_stride, keys + t, tokens, head_dim, scores + t);
+  }
+}
+
+// acc[m] = acc[m] * rescale[m] + sum over t of weights[m][t] * values[t], t ascending.
+template <class T, int kQueries, int kVectors>
+HWY_INLINE void ValueTile(const float* HWY_RESTRICT weights, const float* HWY_RESTRICT rescale,
+                          const T* HWY_RESTRICT values, int64_t value_stride, int64_t begin,
+                          int64_t end, float* HWY_RESTRICT acc, int64_t acc_stride) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  VF s[kQueries][kVectors];
+  PENSTOCK_UNROLL
+  for (int m = 0; m < kQueries; ++m) {
+    PENSTOCK_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      s[m][v] = hn::Mul(hn::LoadU(d, acc + m * acc_stride + v * lanes), hn::Set(d, rescale[m]));
+    }
+  }
+  for (int64_t t = begin; t < end; ++t) {
+    VF x[kVectors];
+    PENSTOCK_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      x[v] = LoadElements(d, values + t * value_stride + v * lanes);
+    }
+    PENSTOCK_UNROLL
+    for (int m = 0; m < kQueries; ++m) {
+      const VF w = hn::Set(d, weights[m * kMaxBlockTokens + t]);
+      PENSTOCK_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        s[m][v] = hn::MulAdd(w, x[v], s[m][v]);
+      }
+    }
+  }
+  PENSTOCK_UNROLL
+  for (int m = 0; m < kQueries; ++m) {
+    PENSTOCK_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      hn::StoreU(s[m][v], d, acc + m * acc_stride + v * lanes);
+    }
+  }
+}
+
+template <class T, int kQueries>
+HWY_INLINE void ValueQueries(int64_t queries, const float* weights, const float* rescale,
+                             const T* values, int64_t value_stride, int64_t begin, int64_t end,
+                             float* acc) {
+  if (queries < kQueries) {
+    if constexpr (kQueries > 1) {
+      ValueQueries<T, kQueries - 1>(queries, weights, rescale, values, value_stride, begin, end,
+                                    acc);
+    }
+    return;
+  }
+  const auto lanes = static_cast<int64_t>(hn::Lanes(DF()));
+  int64_t c = 0;
+  for (; c + kValueVectors * lanes <= value_stride; c += kValueVectors * lanes) {
+    ValueTile<T, kQueries, kValueVectors>(weights, rescale, values + c, value_stride, begin, end,
+                                          acc + c, value_stride);
+  }
+  for (; c < value_stride; c += lanes) {
+    ValueTile<T, kQueries, 1>(weights, rescale, values + c, value_stride, begin, end, acc + c,
+                              value_stride);
+  }
+}
+
+// Keys of one query inside a block, as offsets.
+struct KeyRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+struct QueryState {
+  float most;  // running maximum
+  float sum;   // running sum of weights
+};
+
+// Turns the scores of one query in one block into weights e^(score - maximum); returns what the
+// former result is to be multiplied with.
+HWY_INLINE float BlockSoftmax(float* scores, int64_t tokens, KeyRange keys, float soft_cap,
+                              QueryState& state) {
+  const DF d;
+  const DI di;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const VF lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  const auto first = hn::Set(di, static_cast<int32_t>(keys.begin));
+  const auto end = hn::Set(di, static_cast<int32_t>(keys.end));
+  VF most = hn::Set(d, state.most);
+  for (int64_t t = 0; t < tokens; t += lanes) {
+    VF s = hn::LoadU(d, scores + t);
+    if (soft_cap > 0) {
+      const VF cap = hn::Set(d, soft_cap);
+      s = hn::Mul(cap, hn::Tanh(d, hn::Div(s, cap)));
+    }
+    const auto token = hn::Iota(di, static_cast<int32_t>(t));
+    const auto inside = hn::AndNot(hn::Lt(token, first), hn::Lt(token, end));
+    s = hn::IfThenElse(hn::RebindMask(d, inside), s, lowest);
+    most = hn::Max(most, s);
+    hn::StoreU(s, d, scores + t);
+  }
+  const float new_most = hn::GetLane(hn::MaxOfLanes(d, most));
+  // While everything was masked the maximum is -infinity; any finite number does instead.
+  const float shift = new_most == -std::numeric_limits<float>::infinity() ? 0.0F : new_most;
+  const VF shifts = hn::Set(d, shift);
+  VF sum = hn::Zero(d);
+  for (int64_t t = 0; t < tokens; t += lanes) {
+    const VF weight = Exp(d, hn::Sub(hn::LoadU(d, scores + t), shifts));
+    sum = hn::Add(sum, weight);
+    hn::StoreU(weight, d, scores + t);
+  }
+  const float rescale = hn::GetLane(Exp(d, hn::Sub(hn::Set(d, state.most), shifts)));
+  state.sum = state.sum * rescale + hn::GetLane(hn::SumOfLanes(d, sum));
+  state.most = new_most;
+  return rescale;
+}
+
+// Everything of one item that the block loop needs.
+struct Tile {
+  int64_t queries;
+  float* q;    // [queries][head_dim], scaled
+  float* acc;  // [queries][padded value_dim]
+  QueryState state[kTileQueries];
+  int64_t position[kTileQueries];
+};
+
+template <class T>
+void AttendBlock(CpuKvCache& cache, const AttentionParams& params, int64_t kv_head, int64_t block,
+                 int64_t first_position, Tile& tile, float* scores) {
+  const int64_t tokens = cache.padded_tokens();
+  const T* keys = reinterpret_cast<const T*>(cache.Page(block, kv_head));
+  const T* values = keys + cache.value_offset();
+  KeyRange ranges[kTileQueries];
+  KeyRange all{cache.spec().block_tokens, 0};
+  for (int64_t m = 0; m < tile.queries; ++m) {
+    const int64_t position = tile.position[m];
+    const int64_t first = params.window > 0 ? position - params.window + 1 : 0;
+    ranges[m].begin = std::clamp<int64_t>(first - first_position, 0, cache.spec().block_tokens);
+    ranges[m].end =
+        std::clamp<int64_t>(position + 1 - first_position, 0, cache.spec().block_tokens);
+    if (ranges[m].begin < ranges[m].end) {
+      all.begin = std::min(all.begin, ranges[m].begin);
+      all.end = std::max(all.end, ranges[m].end);
+    }
+  }
+  if (all.begin >= all.end) {
+    return;
+  }
+  const auto lanes = static_cast<int64_t>(hn::Lanes(DF()));
+  const int64_t score_begin = all.begin / lanes * lanes;
+  const int64_t score_end = (all.end + lanes - 1) / lanes * lanes;
+  float rescale[kTileQueries];
+  for (int64_t m = 0; m < tile.queries; m += kScoreQueries) {
+    const int64_t n = std::min<int64_t>(kScoreQueries, tile.queries - m);
+    ScoreQueries<T, kScoreQueries>(n, tile.q + m * params.head_dim, params.head_dim, keys, tokens,
+                                   params.head_dim, score_begin, score_end,
+                                   scores + m * kMaxBlockTokens);
+  }
+  for (int64_t m = 0; m < tile.queries; ++m) {
+    rescale[m] = BlockSoftmax(scores + m * kMaxBlockTokens, tokens, ranges[m], params.soft_cap,
+                              tile.state[m]);
+  }
+  for (int64_t m = 0; m < tile.queries; m += kValueQueries) {
+    const int64_t n = std::min<int64_t>(kValueQueries, tile.queries - m);
+    ValueQueries<T, kValueQueries>(n, scores + m * kMaxBlockTokens, rescale + m, values,
+                                   cache.padded_value_dim(), all.begin, all.end,
+                                   tile.acc + m * cache.padded_value_dim());
+  }
+}
+
+template <class T>
+void AttendTyped(CpuKvCache& cache, const AttentionParams& params, const AttentionItem& item,
+                 Tensor q, Tensor out, float* scratch) {
+  const DF d;
+  const int64_t value_stride = cache.padded_value_dim();
+  const SequenceRows& sequence = *item.sequence;
+  Tile tile;
+  tile.queries = item.rows * item.heads;
+  tile.q = scratch;
+  tile.acc = scratch + kTileQueries * params.head_dim;
+  float* scores = tile.acc + kTileQueries * value_stride;
+  for (int64_t m = 0; m < tile.queries; ++m) {
+    const int64_t row = item.row_begin + m / item.heads;
+    const int64_t head = item.head + m % item.heads;
+    const float* in = q.Row<float>(sequence.first_row + row).data() + head * params.head_dim;
+    for (int64_t i = 0; i < params.head_dim; ++i) {
+      tile.q[m * params.head_dim + i] = in[i] * params.scale;
+    }
+    tile.position[m] = sequence.first_position + row;
+    tile.state[m] = {-std::numeric_limits<float>::infinity(), 0.0F};
+  }
+  std::fill(tile.acc, tile.acc + tile.queries * value_stride, 0.0F);
+  // Scores outside the computed range are masked, but must be numbers that can be loaded.
+  std::fill(scores, scores + tile.queries * kMaxBlockTokens, 0.0F);
+
+  const int64_t block_tokens = cache.spec().block_tokens;
+  const int64_t first_key =
+      params.window > 0 ? std::max<int64_t>(0, tile.position[0] - params.window + 1) : 0;
+  const int64_t last_block = tile.position[tile.queries - 1] / block_tokens;
+  for (int64_t b = first_key / block_tokens; b <= last_block; ++b) {
+    const int32_t block = sequence.blocks[static_cast<size_t>(b)];
+    PENSTOCK_CHECK(block >= 0 && block < cache.spec().blocks, "a block that is read exists");
+    AttendBlock<T>(cache, params, item.kv_head, block, b * block_tokens, tile, scores);
+  }
+
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t m = 0; m < tile.queries; ++m) {
+    const int64_t row = item.row_begin + m / item.heads;
+    const int64_t head = item.head + m % item.heads;
+    float* to = out.Row<float>(sequence.first_row + row).data() + head * params.value_dim;
+    const VF sum = hn::Set(d, tile.state[m].sum);
+    for (int64_t c = 0; c < params.value_dim; c += lanes) {
+      const auto n = static_cast<size_t>(std::min(lanes, params.value_dim - c));
+      hn::BlendedStore(hn::Div(hn::LoadU(d, tile.acc + m * value_stride + c), sum),
+                       hn::FirstN(d, n), d, to + c);
+    }
+  }
+}
+
+void AttendAny(CpuKvCache& cache, const AttentionParams& params, const AttentionItem& item,
+               Tensor q, Tensor out, float* scratch) {
+  if (cache.spec().type == DType::kBF16) {
+    AttendTyped<hwy::bfloat16_t>(cache, params, item, q, out, scratch);
+  } else {
+    AttendTyped<float>(cache, params, item, q, out, scratch);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace penstock::kernels
+
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace penstock::kernels {
+
+HWY_EXPORT(AttendAny);
+
+namespace {
+
+void Encode(float x, float& out) {
+  out = x;
+}
+
+void Encode(float x, uint16_t& out) {
+  const auto bits = std::bit_cast<uint32_t>(x);
+  const bool number = x == x;
+  out = static_cast<uint16_t>((number ? bits + 0x7fff + ((bits >> 16) & 1) : bits | 0x00400000) >>
+                              16);
+}
+
+template <class T>
+void Write(CpuKvCache& cache, const SequenceRows& sequence, Tensor k, Tensor v, int64_t begin,
+           int64_t end) {
+  const KvCacheSpec& spec = cache.spec();
+  const int64_t tokens = cache.padded_tokens();
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t position = sequence.first_position + r;
+    const int32_t block = sequence.blocks[static_cast<size_t>(position / spec.block_tokens)];
+    PENSTOCK_CHECK(block >= 0 && block < spec.blocks, "a block that is written exists");
+    const int64_t t = position % spec.block_tokens;
+    const float* key = k.Row<float>(sequence.first_row + r).data();
+    const float* value = v.Row<float>(sequence.first_row + r).data();
+    for (int64_t h = 0; h < spec.kv_heads; ++h) {
+      T* keys = reinterpret_cast<T*>(cache.Page(block, h));
+      T* values = keys + cache.value_offset() + t * cache.padded_value_dim();
+      for (int64_t i = 0; i < spec.head_dim; ++i) {
+        Encode(key[h * spec.head_dim + i], keys[i * tokens + t]);
+      }
+      for (int64_t i = 0; i < spec.value_dim; ++i) {
+        Encode(value[h * spec.value_dim + i], values[i]);
+      }
+      std::fill(values + spec.value_dim, values + cache.padded_value_dim(), T{0});
+    }
+  }
+}
+
+}  // namespace
+
+int64_t AttentionScratchFloats(const AttentionParams& params) {
+  const int64_t value_stride = (params.value_dim + 15) / 16 * 16;
+  const int64_t floats = kTileQueries * (params.head_dim + value_stride + kMaxBlockTokens);
+  return (floats + 15) / 16 * 16;
+}
+
+void WriteKeysValues(CpuKvCache& cache, const SequenceRows& sequence, Tensor k, Tensor v,
+                     int64_t begin, int64_t end) {
+  if (cache.spec().type == DType::kBF16) {
+    Write<uint16_t>(cache, sequence, k, v, begin, end);
+  } else {
+    Write<float>(cache, sequence, k, v, begin, end);
+  }
+}
+
+void AttendItem(CpuKvCache& cache, const AttentionParams& params, const AttentionItem& item,
+                Tensor q, Tensor out, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(AttendAny)(cache, params, item, q, out, scratch);
+}
+
+}  // namespace penstock::kernels
+
+#endif  // HWY_ONCE

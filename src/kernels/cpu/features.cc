@@ -1,0 +1,96 @@
+#include "kernels/cpu/features.h"
+
+#include <cpuid.h>
+#include <hwy/targets.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+namespace penstock::kernels {
+namespace {
+
+struct CpuidLeaf {
+  uint32_t eax = 0;
+  uint32_t ebx = 0;
+  uint32_t ecx = 0;
+  uint32_t edx = 0;
+};
+
+CpuidLeaf Cpuid(uint32_t leaf, uint32_t subleaf) {
+  CpuidLeaf r;
+  __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
+  return r;
+}
+
+bool Bit(uint32_t word, int bit) {
+  return ((word >> bit) & 1U) != 0;
+}
+
+// XCR0: which register states the system saves.
+uint64_t EnabledStates() {
+  uint32_t low = 0;
+  uint32_t high = 0;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (static_cast<uint64_t>(high) << 32) | low;
+}
+
+// Linux grants the tile state (8 KB per thread) on request only.
+bool RequestTiles() {
+  constexpr int kArchReqXcompPerm = 0x1023;
+  constexpr int kTileData = 18;
+  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
+}
+
+}  // namespace
+
+std::string_view IsaName(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512:
+      return "avx512";
+    case Isa::kAmx:
+      return "amx";
+  }
+  return "";
+}
+
+Result<Isa> DetectIsa(std::string_view max_isa) {
+  Isa cap = Isa::kAmx;
+  if (max_isa == "avx2") {
+    cap = Isa::kAvx2;
+  } else if (max_isa == "avx512") {
+    cap = Isa::kAvx512;
+  } else if (!max_isa.empty() && max_isa != "amx") {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[kernels.cpu] PENSTOCK_MAX_ISA is '{}', wanted avx2, avx512 or amx", max_isa);
+  }
+
+  const CpuidLeaf one = Cpuid(1, 0);
+  const CpuidLeaf seven = Cpuid(7, 0);
+  const uint64_t states = Bit(one.ecx, 27) ? EnabledStates() : 0;
+  const bool fma_f16c = Bit(one.ecx, 12) && Bit(one.ecx, 29);
+  if ((states & 0x6) != 0x6 || !Bit(seven.ebx, 5) || !fma_f16c) {
+    return MakeError(ErrorCode::kUnsupported,
+                     "[kernels.cpu] this processor has no AVX2 with FMA and F16C, wanted at least "
+                     "these");
+  }
+  // F, DQ, BW, VL; VNNI; BF16.
+  const bool avx512 = (states & 0xe6) == 0xe6 && Bit(seven.ebx, 16) && Bit(seven.ebx, 17) &&
+                      Bit(seven.ebx, 30) && Bit(seven.ebx, 31) && Bit(seven.ecx, 11) &&
+                      Bit(Cpuid(7, 1).eax, 5);
+  if (!avx512 || cap == Isa::kAvx2) {
+    return Isa::kAvx2;
+  }
+  const bool tiles = (states & 0x60000) == 0x60000 && Bit(seven.edx, 22) && Bit(seven.edx, 24) &&
+                     Bit(seven.edx, 25);
+  return cap == Isa::kAmx && tiles && RequestTiles() ? Isa::kAmx : Isa::kAvx512;
+}
+
+void CapHighway(Isa isa) {
+  // In Highway better targets have lower bits.
+  hwy::DisableTargets(isa == Isa::kAvx2 ? HWY_AVX2 - 1 : 0);
+}
+
+}  // namespace penstock::kernels

@@ -1,0 +1,71 @@
+// Products of activations with packed weights: out = x W^T + bias, on one core, for a range of
+// output features. The caller deals ranges to threads.
+//
+// Packed layout. 16 output features are a strip (one AVX-512 vector of 32-bit sums), 4 strips a
+// panel; the last panel may have fewer. A panel is one stream of groups along the columns: for
+// each group, the words of its strips one after the other.
+//   f32   a group is 1 column;   a word holds 16 x f32                       64 bytes
+//   bf16  a group is 2 columns;  16 x (2 bf16)                               64
+//   int8  a group is 4 columns;  16 x (4 int8)                               64
+//   int4  a group is 32 columns: first, per strip, 4 x 64 bytes: byte [i][lane * 4 + j] holds
+//         column 4 i + j in the low and column 16 + 4 i + j in the high 4 bits; then, per strip,
+//         16 f16 scales; then, if the type has them, per strip 16 f16 minima   288 or 320
+// Rows and columns beyond the matrix are zero. The layout is also that of AMX's B tiles (16 groups
+// of a strip are a tile).
+//
+// Bits. Each output is one accumulator, summed over ascending groups, whatever the number of rows
+// and the range; partial sums rest in `out` between blocks of groups.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// Before a loop of constant length whose variables must live in registers, at every -O level.
+#if defined(__clang__)
+#define PENSTOCK_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define PENSTOCK_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+namespace penstock::kernels {
+
+inline constexpr int64_t kStrip = 16;
+inline constexpr int64_t kPanelStrips = 4;
+inline constexpr int64_t kInt4Block = 32;
+// Bytes of the activations of one int4 block: 32 int8, a float scale, and a word that is the sum
+// of the integers times -8 (scale only) or their float sum times the scale (with minima).
+inline constexpr int64_t kInt4ActivationBytes = 40;
+
+struct GemmArgs {
+  const std::byte* a = nullptr;  // activations as the kernel wants them, row-major
+  int64_t a_stride = 0;          // bytes
+  int64_t rows = 0;
+  const std::byte* w = nullptr;  // panels
+  int64_t groups = 0;
+  int64_t columns = 0;                  // output features
+  const float* row_scale = nullptr;     // int8: per activation row
+  const float* scale = nullptr;         // int8: per output feature, padded to strips
+  const int32_t* row_sum128 = nullptr;  // int8: 128 x sum of the weights, per output feature
+  const float* bias = nullptr;          // or none
+  float* out = nullptr;
+  int64_t out_stride = 0;  // elements
+};
+
+// Computes the output features of strips [begin, end).
+using GemmFunction = void (*)(const GemmArgs& args, int64_t strip_begin, int64_t strip_end);
+
+struct GemmKernels {
+  GemmFunction f32;
+  GemmFunction bf16;
+  GemmFunction int8;
+  GemmFunction int4;      // scales
+  GemmFunction int4_min;  // scales and minima
+  bool int8_offset;       // int8 activations are stored as unsigned, plus 128
+  bool bf16_as_f32;       // bf16 activations are stored as rounded float32
+};
+
+const GemmKernels& GemmKernelsAvx2();
+const GemmKernels& GemmKernelsAvx512();
+
+}  // namespace penstock::kernels
