@@ -23,9 +23,10 @@ Collectives::Collectives(Proof& proof) : schedule_(proof.schedule) {
   const Placement& placement = schedule_.placement;
   auto add_owner = [&](Group& group, StageId stage) {
     for (int d = 0; d < placement.num_directions(); ++d) {
-      const int rank = placement.RankOf(stage, d).value();
-      auto [member, fresh] = group.members.try_emplace(rank);
-      if (!fresh && d == 0)
+      if (d == 1 && placement.RankOf(stage, 1) == placement.RankOf(stage, 0))
+        continue;
+      auto [member, fresh] = group.members.try_emplace(placement.RankOf(stage, d).value());
+      if (!fresh)
         ++member->second.per_occasion;
     }
   };
