@@ -4,7 +4,10 @@
 Needs tokenizers, sentencepiece and gguf from PyPI (pip install tokenizers sentencepiece gguf jinja2), and SmolLM2's GGUF file
 (scripts/fetch-model). No test runs this: the outputs are committed, and a test compares them with what Penstock gives.
 
-    python3 tools/make_tokenizer_goldens.py [--only NAME] [--model FILE.gguf]
+    python3 tools/make_tokenizer_goldens.py [--only NAME] [--model FILE.gguf] [--templates FOLDER]
+
+FOLDER holds chat templates as NAME--EDITION.jinja, taken out of the models' own tokenizer_config.json: they are not committed,
+only what Jinja makes of them (tests/golden/chat/renderings.json). Penstock prints the fingerprint of a template it does not know.
 """
 import argparse
 import base64
@@ -347,11 +350,56 @@ def sentencepiece_case(kind):
     write(OUT / "sentencepiece" / f"{kind}.json", {"generator": "tools/make_tokenizer_goldens.py", "versions": versions(), "vocabulary": vocabulary, "rows": rows})
 
 
+# What the chat templates render.
+def turns(*pairs):
+    return [{"role": {"s": "system", "u": "user", "a": "assistant"}[role], "content": content} for role, content in pairs]
+
+
+CONVERSATIONS = [
+    turns(("u", "hi")), turns(("s", "be short"), ("u", "hi")), turns(("u", "hi"), ("a", "hello"), ("u", "what?")), turns(("s", "be short"), ("u", "hi"), ("a", "hello"), ("u", "what?")),
+    turns(("u", "  two spaces \n\n")), turns(("u", "hi"), ("a", "hello")), turns(("s", "be short"), ("u", "hi"), ("a", "hello")), turns(("u", "hi"), ("u", "there")), turns(("s", "alone")), turns(("u", "hi"), ("s", "late"), ("u", "so?")), turns(("a", "first"), ("u", "hi")),
+    turns(("u", "hi"), ("a", "<think>\nhm\n</think>\n\nyes"), ("u", "sure?")), turns(("u", "hi"), ("a", "<think>\nhm\n</think>\n\nyes")), turns(("s", ""), ("u", "hi")), turns(("s", " brief \n"), ("u", "\u3000u "), ("a", "  a\t"), ("u", " v\x1c")),
+]
+
+
+def render_chats(folder):
+    """What transformers' Jinja gives for each template and conversation, with and without the opening of an answer."""
+    from jinja2.exceptions import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message):
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals.update(raise_exception=raise_exception, strftime_now=lambda format: "26 Jul 2024")
+    rows = {}
+    for path in sorted(pathlib.Path(folder).glob("*.jinja")):
+        template = environment.from_string(path.read_text())
+        results = []
+        for messages in CONVERSATIONS:
+            for answer in (True, False):
+                try:
+                    text = template.render(messages=messages, add_generation_prompt=answer, bos_token="<s>", eos_token="</s>")
+                    lost = any(m["content"].strip().split("</think>")[-1].strip() not in text for m in messages)
+                    results.append({"text": text} | ({"drops": True} if lost else {}))
+                except TemplateError as error:
+                    results.append({"error": str(error)})
+        name = path.stem.split("--")[0]
+        assert rows.get(name, results) == results, f"editions of {name} differ"
+        rows[name] = results
+    header = {"generator": "tools/make_tokenizer_goldens.py --templates", "versions": {"jinja2": importlib.metadata.version("jinja2")}}
+    write(ROOT / "tests" / "golden" / "chat" / "renderings.json", header | {"conversations": CONVERSATIONS, "templates": rows})
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="one tokenizer by name")
     parser.add_argument("--model", help="SmolLM2's GGUF file (default: what scripts/fetch-model prints)")
+    parser.add_argument("--templates", help="a folder of chat templates: renders these and nothing else")
     args = parser.parse_args()
+    if args.templates:
+        render_chats(args.templates)
+        return
     header = {"generator": "tools/make_tokenizer_goldens.py", "versions": versions()}
     if not args.only:
         write(OUT / "texts.json", header | {"texts": TEXTS})

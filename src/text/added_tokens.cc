@@ -26,7 +26,8 @@ bool StartsWithWord(std::string_view text) {
 
 }  // namespace
 
-AddedTokenFinder::AddedTokenFinder(std::vector<AddedToken> tokens, const std::vector<std::string>& texts)
+AddedTokenFinder::AddedTokenFinder(std::vector<AddedToken> tokens,
+                                   const std::vector<std::string>& texts)
     : tokens_(std::move(tokens)) {
   PENSTOCK_CHECK(tokens_.size() == texts.size(), "one text per added token");
   std::vector<std::pair<std::string_view, int32_t>> strings;
@@ -36,7 +37,8 @@ AddedTokenFinder::AddedTokenFinder(std::vector<AddedToken> tokens, const std::ve
   trie_ = PrefixTrie::Build(std::move(strings));
 }
 
-void AddedTokenFinder::Find(std::string_view text, bool special, std::vector<AddedSpan>& out) const {
+void AddedTokenFinder::Find(std::string_view text, bool special,
+                            std::vector<AddedSpan>& out) const {
   size_t covered = 0;
   for (size_t at = 0; at < text.size();) {
     if (!trie_.Begins(text[at])) {

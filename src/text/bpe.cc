@@ -33,7 +33,8 @@ class MergeTable {
 
  private:
   static uint64_t Key(int32_t left, int32_t right) {
-    return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) | static_cast<uint32_t>(right);
+    return (static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32) |
+           static_cast<uint32_t>(right);
   }
 
   size_t Slot(uint64_t key) const {
@@ -51,6 +52,7 @@ class MergeTable {
 };
 
 using Symbol = ModelScratch::Symbol;
+
 class Bpe : public Model {
  public:
   Bpe(const Vocabulary& vocabulary, MergeTable merges, const BpeOptions& options)
@@ -216,9 +218,9 @@ class Bpe : public Model {
 
 }  // namespace
 
-Result<std::unique_ptr<Model>> MakeBpe(const Vocabulary& vocabulary,
-                                       const std::vector<std::pair<std::string, std::string>>& merges,
-                                       const BpeOptions& options, const std::string& source) {
+Result<std::unique_ptr<Model>> MakeBpe(
+    const Vocabulary& vocabulary, const std::vector<std::pair<std::string, std::string>>& merges,
+    const BpeOptions& options, const std::string& source) {
   MergeTable table;
   table.Reserve(merges.size());
   std::string joined;

@@ -31,9 +31,13 @@ const Alphabet& TheAlphabet() {
 
 }  // namespace
 
-char32_t ByteToLetter(uint8_t byte) { return TheAlphabet().letter[byte]; }
+char32_t ByteToLetter(uint8_t byte) {
+  return TheAlphabet().letter[byte];
+}
 
-std::string_view ByteToLetterUtf8(uint8_t byte) { return TheAlphabet().utf8[byte]; }
+std::string_view ByteToLetterUtf8(uint8_t byte) {
+  return TheAlphabet().utf8[byte];
+}
 
 int LetterToByte(char32_t letter) {
   const Alphabet& alphabet = TheAlphabet();

@@ -1,7 +1,9 @@
-// The byte alphabet of byte-level BPE: each byte has a printable character that stands for it in a vocabulary.
+// The byte alphabet of byte-level BPE: each byte has a printable character that stands for it in a
+// vocabulary.
 //
-// Source: the encoder of GPT-2 (Radford et al. 2019). Printable Latin-1 bytes stand for themselves; the other 68 become
-// U+0100, U+0101, ... in ascending order. All functions are pure and thread-safe.
+// Source: the encoder of GPT-2 (Radford et al. 2019). Printable Latin-1 bytes stand for themselves;
+// the other 68 become U+0100, U+0101, ... in ascending order. All functions are pure and
+// thread-safe.
 
 #pragma once
 

@@ -1,7 +1,9 @@
-// SentencePiece's precompiled character map: a double-array trie of UTF-8 prefixes and the texts that replace them.
+// SentencePiece's precompiled character map: a double-array trie of UTF-8 prefixes and the texts
+// that replace them.
 //
-// Format (SentencePiece, normalizer.cc): u32 little-endian size of the trie in bytes; the trie (darts-clone units, u32
-// little-endian); the replacements, each ended by a zero byte, addressed by offset. Every access is bounds-checked.
+// Format (SentencePiece, normalizer.cc): u32 little-endian size of the trie in bytes; the trie
+// (darts-clone units, u32 little-endian); the replacements, each ended by a zero byte, addressed by
+// offset. Every access is bounds-checked.
 
 #pragma once
 
@@ -19,7 +21,8 @@ namespace penstock::text {
 // How prefixes are chosen.
 enum class CharsmapRule {
   kLongestPrefix,  // SentencePiece: the longest prefix that the map knows
-  kGraphemes,      // Hugging Face's tokenizers: short grapheme clusters whole, else character by character
+  kGraphemes,      // Hugging Face's tokenizers: short grapheme clusters whole, else character by
+                   // character
 };
 
 // Errors: kCorruptData naming `source`.

@@ -227,8 +227,7 @@ void Decoder::Append(DecodeState& state, std::string_view token, bool literal,
   std::string text(token);
   size_t stripping = 0;
   for (const Step& step : steps_) {
-    uint32_t* left =
-        step.kind == Kind::kStripText ? &state.strip_left[stripping++] : nullptr;
+    uint32_t* left = step.kind == Kind::kStripText ? &state.strip_left[stripping++] : nullptr;
     Apply(step, left, state.first_token, literal, text);
   }
   state.first_token = false;

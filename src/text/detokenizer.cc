@@ -47,6 +47,8 @@ std::string Detokenizer::Add(int32_t id) {
   return assembler_.Add(bytes);
 }
 
-std::string Detokenizer::Finish() { return assembler_.Finish(); }
+std::string Detokenizer::Finish() {
+  return assembler_.Finish();
+}
 
 }  // namespace penstock::text

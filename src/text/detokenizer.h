@@ -1,8 +1,9 @@
 // Streaming decoding: token ids in, whole UTF-8 characters out.
 //
-// Bytes of an unfinished character are held back until the tokens that complete it have come; what can no longer become a
-// character gives U+FFFD at once, one per maximal ill-formed subpart. For any cut into calls, the concatenation of all results
-// with that of Finish() is Tokenizer::Decode of all ids (for a text at the start).
+// Bytes of an unfinished character are held back until the tokens that complete it have come; what
+// can no longer become a character gives U+FFFD at once, one per maximal ill-formed subpart. For
+// any cut into calls, the concatenation of all results with that of Finish() is Tokenizer::Decode
+// of all ids (for a text at the start).
 
 #pragma once
 
@@ -20,6 +21,7 @@ class Utf8Assembler {
   std::string Add(std::string_view bytes);
   // U+FFFD if an unfinished character was held back, else nothing.
   std::string Finish();
+
   // At most 3 bytes.
   const std::string& held() const { return held_; }
 
@@ -38,7 +40,8 @@ class Detokenizer {
  public:
   Detokenizer(Tokenizer tokenizer, const DetokenizerOptions& options);
 
-  // Whole characters that this id completes; often empty for parts of characters. Ids without a token give nothing.
+  // Whole characters that this id completes; often empty for parts of characters. Ids without a
+  // token give nothing.
   std::string Add(int32_t id);
   // What is left at the end of the text.
   std::string Finish();

@@ -7,7 +7,8 @@ namespace {
 
 // Contractions of English, any case.
 #define PENSTOCK_CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-// What the patterns after GPT-2's share: symbols with line ends, white space with line ends, white space.
+// What the patterns after GPT-2's share: symbols with line ends, white space with line ends, white
+// space.
 #define PENSTOCK_TAIL R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"
 #define PENSTOCK_TAIL_SLASH R"(| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)"
 // Words whose capitals come first, as tiktoken's o200k cuts them.
@@ -17,14 +18,14 @@ namespace {
 
 constexpr const char* kLlama3 =
     PENSTOCK_CONTRACTIONS "|" PENSTOCK_LEAD R"(\p{L}+|\p{N}{1,3})" PENSTOCK_TAIL;
-constexpr const char* kQwen2 = PENSTOCK_CONTRACTIONS "|" PENSTOCK_LEAD R"(\p{L}+|\p{N})" PENSTOCK_TAIL;
+constexpr const char* kQwen2 =
+    PENSTOCK_CONTRACTIONS "|" PENSTOCK_LEAD R"(\p{L}+|\p{N})" PENSTOCK_TAIL;
 constexpr const char* kTekken =
     PENSTOCK_LEAD PENSTOCK_UPPER "*" PENSTOCK_LOWER "+|" PENSTOCK_LEAD PENSTOCK_UPPER
                                  "+" PENSTOCK_LOWER R"(*|\p{N})" PENSTOCK_TAIL_SLASH;
-constexpr const char* kO200k =
-    PENSTOCK_LEAD PENSTOCK_UPPER "*" PENSTOCK_LOWER "+" PENSTOCK_CONTRACTIONS
-                                 "?|" PENSTOCK_LEAD PENSTOCK_UPPER "+" PENSTOCK_LOWER
-                                 "*" PENSTOCK_CONTRACTIONS R"(?|\p{N}{1,3})" PENSTOCK_TAIL_SLASH;
+constexpr const char* kO200k = PENSTOCK_LEAD PENSTOCK_UPPER
+    "*" PENSTOCK_LOWER "+" PENSTOCK_CONTRACTIONS "?|" PENSTOCK_LEAD PENSTOCK_UPPER
+    "+" PENSTOCK_LOWER "*" PENSTOCK_CONTRACTIONS R"(?|\p{N}{1,3})" PENSTOCK_TAIL_SLASH;
 constexpr const char* kDeepSeek3Words =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
     R"(| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
@@ -61,11 +62,10 @@ const std::vector<GgufPre>& Table() {
     add({"deepseek-v3"}, {"", {R"(\p{N}{1,3})", "[一-龥぀-ゟ゠-ヿ]+", kDeepSeek3Words}});
     add({"falcon"}, {"", {R"([\p{P}\$\+<=>\^~\|`]+)", kGpt2Pattern, "[0-9][0-9][0-9]"}});
     // What llama.cpp does for files that name no pre-tokenizer.
-    add({"default"},
-        {"",
-         {R"([\p{P}\$\+<=>\^~\|]+)",
-          R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S))",
-          R"(\p{N}+)", "[0-9][0-9][0-9]"}});
+    add({"default"}, {"",
+                      {R"([\p{P}\$\+<=>\^~\|]+)",
+                       R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S))",
+                       R"(\p{N}+)", "[0-9][0-9][0-9]"}});
     return rows;
   }();
   return table;

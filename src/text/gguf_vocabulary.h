@@ -1,4 +1,5 @@
-// What a GGUF file says about its tokenizer (the keys tokenizer.ggml.*), as plain data. The reader of the file fills it.
+// What a GGUF file says about its tokenizer (the keys tokenizer.ggml.*), as plain data. The reader
+// of the file fills it.
 
 #pragma once
 
@@ -34,7 +35,8 @@ struct GgufVocabulary {
   std::optional<int32_t> padding_id;
   std::optional<int32_t> eot_id;
 
-  // Absent: the family decides (SentencePiece and Llama 3 vocabularies begin texts with BOS, t5 ends them with EOS).
+  // Absent: the family decides (SentencePiece and Llama 3 vocabularies begin texts with BOS, t5
+  // ends them with EOS).
   std::optional<bool> add_bos;
   std::optional<bool> add_eos;
   std::optional<bool> add_space_prefix;          // absent: true

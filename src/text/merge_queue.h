@@ -1,7 +1,8 @@
 // The order of merges in a long piece: lowest rank first, leftmost first within a rank.
 //
-// A binary heap of all candidates spends its time on cache misses when a piece has a million of them. Here each rank has a list
-// that is sorted once and then read in order; only what comes late to a list goes through a heap. O(n log n) for n candidates.
+// A binary heap of all candidates spends its time on cache misses when a piece has a million of
+// them. Here each rank has a list that is sorted once and then read in order; only what comes late
+// to a list goes through a heap. O(n log n) for n candidates.
 
 #pragma once
 
@@ -42,8 +43,8 @@ class MergeQueue {
       ranks_.emplace_back(rank, index_.at(rank));
       std::push_heap(ranks_.begin(), ranks_.end(), std::greater<>());
     }
-    const bool in_order = bucket.late.empty() &&
-                          (bucket.sorted.empty() || bucket.sorted.back().at <= candidate.at);
+    const bool in_order =
+        bucket.late.empty() && (bucket.sorted.empty() || bucket.sorted.back().at <= candidate.at);
     if (!bucket.started || in_order) {
       bucket.sorted.push_back(candidate);
     } else {
@@ -93,6 +94,7 @@ class MergeQueue {
   };
 
   static bool Lefter(const MergeCandidate& a, const MergeCandidate& b) { return a.at < b.at; }
+
   static bool Righter(const MergeCandidate& a, const MergeCandidate& b) { return a.at > b.at; }
 
   Bucket& BucketOf(uint32_t rank) {
@@ -105,7 +107,7 @@ class MergeQueue {
 
   std::vector<Bucket> buckets_;
   uint32_t used_ = 0;
-  std::unordered_map<uint32_t, uint32_t> index_;       // rank -> bucket
+  std::unordered_map<uint32_t, uint32_t> index_;      // rank -> bucket
   std::vector<std::pair<uint32_t, uint32_t>> ranks_;  // a heap of (rank, bucket), lowest on top
 };
 

@@ -1,6 +1,8 @@
-// What turns one piece of text into token ids. A piece is what the pre-tokenizer cut out; no token crosses two pieces.
+// What turns one piece of text into token ids. A piece is what the pre-tokenizer cut out; no token
+// crosses two pieces.
 //
-// Models are immutable after construction and thread-safe; they hold a reference to the vocabulary that made them.
+// Models are immutable after construction and thread-safe; they hold a reference to the vocabulary
+// that made them.
 
 #pragma once
 
@@ -22,6 +24,7 @@ struct ModelScratch {
     uint32_t begin = 0;   // ScoreBpe: its text in the piece
     uint32_t length = 0;  // 0: merged into its left neighbour
   };
+
   struct Node {
     double score = 0;
     int32_t id = -1;
@@ -37,8 +40,8 @@ class Model {
  public:
   virtual ~Model() = default;
 
-  // Appends the ids of `piece` (well-formed UTF-8, not empty). Characters that the vocabulary cannot express are dropped
-  // and counted in `lost`, as Hugging Face's tokenizers drop them.
+  // Appends the ids of `piece` (well-formed UTF-8, not empty). Characters that the vocabulary
+  // cannot express are dropped and counted in `lost`, as Hugging Face's tokenizers drop them.
   virtual void Encode(std::string_view piece, ModelScratch& scratch, std::vector<int32_t>& ids,
                       size_t& lost) const = 0;
 };

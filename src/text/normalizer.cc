@@ -58,17 +58,17 @@ class Unicode : public Normalizer {
 
  private:
   std::vector<utf8proc_int32_t> Decompose(std::string_view text) const {
-    const auto options = static_cast<utf8proc_option_t>(
-        UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | (compatible_ ? UTF8PROC_COMPAT : 0));
+    const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_DECOMPOSE |
+                                                        (compatible_ ? UTF8PROC_COMPAT : 0));
     std::vector<utf8proc_int32_t> points;
     points.reserve(text.size());
     std::array<utf8proc_int32_t, 32> buffer{};  // the longest decomposition has 18 code points
     for (size_t at = 0; at < text.size();) {
       const char32_t c = NextCodePoint(text, at);
       int last_class = 0;
-      const utf8proc_ssize_t count =
-          utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c), buffer.data(),
-                                  static_cast<utf8proc_ssize_t>(buffer.size()), options, &last_class);
+      const utf8proc_ssize_t count = utf8proc_decompose_char(
+          static_cast<utf8proc_int32_t>(c), buffer.data(),
+          static_cast<utf8proc_ssize_t>(buffer.size()), options, &last_class);
       if (count < 0 || count > static_cast<utf8proc_ssize_t>(buffer.size())) {
         points.push_back(static_cast<utf8proc_int32_t>(c));
       } else {
@@ -78,7 +78,8 @@ class Unicode : public Normalizer {
     return points;
   }
 
-  // Canonical ordering: runs of combining marks sorted by class. Done here because utf8proc's own pass is quadratic.
+  // Canonical ordering: runs of combining marks sorted by class. Done here because utf8proc's own
+  // pass is quadratic.
   static void Reorder(std::vector<utf8proc_int32_t>& points) {
     const auto combining = [](utf8proc_int32_t c) {
       return utf8proc_get_property(c)->combining_class;
@@ -275,9 +276,10 @@ using Made = Result<std::unique_ptr<Normalizer>>;
 Made MakeReplaceFromJson(const JsonReader& reader) {
   const Json* pattern = reader.Find("pattern");
   if (pattern == nullptr || !pattern->is_object()) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[text.normalizer] {}: pattern: wanted {{\"String\": ...}} or {{\"Regex\": ...}}",
-                     reader.where());
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[text.normalizer] {}: pattern: wanted {{\"String\": ...}} or {{\"Regex\": ...}}",
+        reader.where());
   }
   const JsonReader inner(*pattern, reader.where() + ".pattern");
   PENSTOCK_TRY_ASSIGN(std::string content, reader.String("content"));
@@ -353,9 +355,13 @@ Result<std::unique_ptr<Normalizer>> MakeNormalizer(const Json& json, const std::
   return MakeAtDepth(json, where, 0);
 }
 
-std::unique_ptr<Normalizer> MakeNfc() { return std::make_unique<Unicode>(true, false); }
+std::unique_ptr<Normalizer> MakeNfc() {
+  return std::make_unique<Unicode>(true, false);
+}
 
-std::unique_ptr<Normalizer> MakeCollapseSpaces() { return std::make_unique<CollapseSpaces>(); }
+std::unique_ptr<Normalizer> MakeCollapseSpaces() {
+  return std::make_unique<CollapseSpaces>();
+}
 
 std::unique_ptr<Normalizer> MakeReplace(std::string from, std::string to) {
   return std::make_unique<ReplaceString>(std::move(from), std::move(to));

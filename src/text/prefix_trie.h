@@ -1,6 +1,7 @@
 // A trie over byte strings for "which of these strings begin here", walked byte by byte.
 //
-// Built once from (string, value) pairs; immutable and thread-safe afterwards. Memory is linear in the bytes of the strings.
+// Built once from (string, value) pairs; immutable and thread-safe afterwards. Memory is linear in
+// the bytes of the strings.
 
 #pragma once
 
@@ -18,25 +19,30 @@ class PrefixTrie {
  public:
   PrefixTrie() { roots_.fill(-1); }
 
-  // Values must not be negative; a string given twice keeps its first value. Empty strings are left out.
+  // Values must not be negative; a string given twice keeps its first value. Empty strings are left
+  // out.
   static PrefixTrie Build(std::vector<std::pair<std::string_view, int32_t>> strings) {
     PrefixTrie trie;
     std::stable_sort(strings.begin(), strings.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
-    // Sorted strings make the children of each node contiguous when nodes are laid out level by level.
+
+    // Sorted strings make the children of each node contiguous when nodes are laid out level by
+    // level.
     struct Range {
       size_t begin, end, depth;
       int32_t node;
     };
+
     std::vector<Range> queue;
     size_t start = 0;
     while (start < strings.size() && strings[start].first.empty()) {
       ++start;
     }
-    trie.AddChildren(strings, start, strings.size(), 0, [&](size_t begin, size_t end, int32_t node) {
-      trie.roots_[trie.nodes_[node].byte] = node;
-      queue.push_back({begin, end, 1, node});
-    });
+    trie.AddChildren(strings, start, strings.size(), 0,
+                     [&](size_t begin, size_t end, int32_t node) {
+                       trie.roots_[trie.nodes_[node].byte] = node;
+                       queue.push_back({begin, end, 1, node});
+                     });
     for (size_t head = 0; head < queue.size(); ++head) {
       const Range range = queue[head];
       size_t begin = range.begin;
@@ -58,7 +64,8 @@ class PrefixTrie {
     return trie;
   }
 
-  // Calls found(length, value) for each string that `text` begins with, shortest first. O(longest match).
+  // Calls found(length, value) for each string that `text` begins with, shortest first. O(longest
+  // match).
   template <class Found>
   void ForEachPrefix(std::string_view text, Found found) const {
     if (text.empty()) {
@@ -77,6 +84,7 @@ class PrefixTrie {
   }
 
   bool empty() const { return nodes_.empty(); }
+
   // Whether any string starts with this byte.
   bool Begins(char byte) const { return roots_[static_cast<uint8_t>(byte)] >= 0; }
 

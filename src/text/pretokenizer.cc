@@ -211,7 +211,8 @@ class Whitespace : public PreTokenizer {
 };
 
 // Writes the text anew, piece by piece. `write` appends one piece's text.
-void Rewrite(Pieces& pieces, const std::function<void(const Piece&, std::string_view, std::string&)>& write) {
+void Rewrite(Pieces& pieces,
+             const std::function<void(const Piece&, std::string_view, std::string&)>& write) {
   std::string text;
   text.reserve(pieces.text.size() + pieces.text.size() / 4 + 8);
   for (Piece& piece : pieces.list) {
@@ -469,9 +470,10 @@ Made MakeAtDepth(const Json& json, const std::string& where, int depth) {
     }
     return MakeSequenceOf(std::move(parts));
   }
-  return MakeError(ErrorCode::kUnsupported,
-                   "[text.pretokenizer] {}: pre-tokenizer \"{}\" is not supported, wanted one of: {}",
-                   where, type, kSupported);
+  return MakeError(
+      ErrorCode::kUnsupported,
+      "[text.pretokenizer] {}: pre-tokenizer \"{}\" is not supported, wanted one of: {}", where,
+      type, kSupported);
 }
 
 }  // namespace

@@ -17,14 +17,16 @@ constexpr size_t kLongestPattern = 16384;
 Error Refused(std::string_view pattern, size_t offset, std::string_view what,
               const std::string& source) {
   return MakeError(ErrorCode::kUnsupported,
-                   "[text.regex] {}: pattern {} has {} at offset {}, which is not supported", source,
-                   pattern, what, offset);
+                   "[text.regex] {}: pattern {} has {} at offset {}, which is not supported",
+                   source, pattern, what, offset);
 }
 
-// Oniguruma's \p{Han} is the script; PCRE2 would take script extensions. Names of one or two letters are categories.
+// Oniguruma's \p{Han} is the script; PCRE2 would take script extensions. Names of one or two
+// letters are categories.
 std::string TranslateProperty(std::string_view pattern, size_t offset) {
   const size_t close = pattern.find('}', offset);
-  if (offset + 2 >= pattern.size() || pattern[offset + 2] != '{' || close == std::string_view::npos) {
+  if (offset + 2 >= pattern.size() || pattern[offset + 2] != '{' ||
+      close == std::string_view::npos) {
     return {};
   }
   std::string_view name = pattern.substr(offset + 3, close - offset - 3);
@@ -109,11 +111,13 @@ Result<std::string> TranslatePattern(std::string_view pattern, const std::string
       if (i + 1 == pattern.size()) {
         return Refused(pattern, i, "a lone backslash", source);
       }
-      PENSTOCK_TRY_ASSIGN(const std::string replaced, TranslateEscape(pattern, i, in_class, source));
+      PENSTOCK_TRY_ASSIGN(const std::string replaced,
+                          TranslateEscape(pattern, i, in_class, source));
       if (!replaced.empty()) {
         out += replaced;
         if (pattern[i + 1] == 'p' || pattern[i + 1] == 'P') {
-          i += pattern[i + 3] == '^' ? 2 : 1;  // the brace and a negation are part of what replaces it
+          i += pattern[i + 3] == '^' ? 2
+                                     : 1;  // the brace and a negation are part of what replaces it
         }
       } else if (pattern[i + 1] == 'u') {
         // \uHHHH is \x{HHHH} in PCRE2.
@@ -152,7 +156,9 @@ Result<std::string> TranslatePattern(std::string_view pattern, const std::string
 
 struct Regex::Code {
   explicit Code(pcre2_code* compiled) : code(compiled) {}
+
   ~Code() { pcre2_code_free(code); }
+
   Code(const Code&) = delete;
   Code& operator=(const Code&) = delete;
 
@@ -166,10 +172,10 @@ Result<Regex> Regex::Compile(const std::string& pattern, const std::string& sour
   pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
   pcre2_set_parens_nest_limit(context, 100);
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);
-  pcre2_code* code =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_CAPTURE, &status,
-                    &offset, context);
+  pcre2_code* code = pcre2_compile(
+      reinterpret_cast<PCRE2_SPTR>(translated.data()), translated.size(),
+      PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C | PCRE2_NO_AUTO_CAPTURE,
+      &status, &offset, context);
   pcre2_compile_context_free(context);
   if (code == nullptr) {
     std::array<PCRE2_UCHAR, 256> message{};
@@ -179,7 +185,8 @@ Result<Regex> Regex::Compile(const std::string& pattern, const std::string& sour
                      source, translated, reinterpret_cast<const char*>(message.data()), offset);
   }
   auto owned = std::make_shared<const Code>(code);
-  // Without JIT (an old processor, a policy against writable code) the interpreter does the same, slower.
+  // Without JIT (an old processor, a policy against writable code) the interpreter does the same,
+  // slower.
   (void)pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
   return Regex(pattern, std::move(owned));
 }
@@ -187,12 +194,16 @@ Result<Regex> Regex::Compile(const std::string& pattern, const std::string& sour
 Result<> Regex::Cover(std::string_view text, size_t base, std::vector<Match>& out) const {
   struct Frees {
     void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
+
     void operator()(pcre2_match_context* context) const { pcre2_match_context_free(context); }
+
     void operator()(pcre2_jit_stack* stack) const { pcre2_jit_stack_free(stack); }
   };
+
   const std::unique_ptr<pcre2_match_data, Frees> data(pcre2_match_data_create(1, nullptr));
   const std::unique_ptr<pcre2_match_context, Frees> context(pcre2_match_context_create(nullptr));
-  // Backtracking over one long run of spaces takes a step per space; anything far above that is a runaway pattern.
+  // Backtracking over one long run of spaces takes a step per space; anything far above that is a
+  // runaway pattern.
   const size_t limit = std::min<size_t>(10'000'000 + 20 * text.size(), 1'000'000'000);
   pcre2_set_match_limit(context.get(), static_cast<uint32_t>(limit));
   pcre2_set_heap_limit(context.get(), 256 * 1024);
@@ -202,8 +213,8 @@ Result<> Regex::Cover(std::string_view text, size_t base, std::vector<Match>& ou
   size_t from = 0;
   while (from <= text.size()) {
     uint32_t options = PCRE2_NO_UTF_CHECK;
-    int status = pcre2_match(code_->code, subject, text.size(), from, options, data.get(),
-                             context.get());
+    int status =
+        pcre2_match(code_->code, subject, text.size(), from, options, data.get(), context.get());
     if (status == PCRE2_ERROR_JIT_STACKLIMIT) {
       if (stack == nullptr) {
         stack.reset(pcre2_jit_stack_create(64 * 1024, 64 * 1024 * 1024, nullptr));

@@ -1,7 +1,8 @@
 // Patterns of tokenizer files, run by PCRE2 (UTF, Unicode classes, JIT).
 //
-// Tokenizer files are written for Oniguruma. What the two read differently is rewritten (\s, \S, \w, \d to Unicode
-// properties) or refused by name (\b, \h, class intersections, nested classes), never guessed.
+// Tokenizer files are written for Oniguruma. What the two read differently is rewritten (\s, \S,
+// \w, \d to Unicode properties) or refused by name (\b, \h, class intersections, nested classes),
+// never guessed.
 
 #pragma once
 
@@ -28,8 +29,8 @@ class Regex {
   // Errors: kInvalidArgument (does not compile; names `source`, pattern and offset), kUnsupported.
   static Result<Regex> Compile(const std::string& pattern, const std::string& source);
 
-  // Appends a complete cover of well-formed `text`: matches and the gaps between them, in order. Empty matches appear as
-  // empty parts. Offsets are relative to `base`, which is added to them.
+  // Appends a complete cover of well-formed `text`: matches and the gaps between them, in order.
+  // Empty matches appear as empty parts. Offsets are relative to `base`, which is added to them.
   // Errors: kInvalidArgument when a match takes more steps than a limit that grows with the text.
   Result<> Cover(std::string_view text, size_t base, std::vector<Match>& out) const;
 

@@ -10,6 +10,7 @@ namespace penstock::text {
 namespace {
 
 using Symbol = ModelScratch::Symbol;
+
 // Ascending in the order of falling scores. REQUIRES: not NaN.
 uint32_t ScoreOrder(float score) {
   const auto bits = std::bit_cast<uint32_t>(score == 0 ? 0.0F : score);
@@ -37,8 +38,8 @@ class ScoreBpe : public Model {
     for (size_t at = 0; at < piece.size();) {
       const size_t length = SequenceLength(piece[at]);
       const auto index = static_cast<int32_t>(symbols.size());
-      symbols.push_back({-1, index - 1, index + 1, static_cast<uint32_t>(at),
-                         static_cast<uint32_t>(length)});
+      symbols.push_back(
+          {-1, index - 1, index + 1, static_cast<uint32_t>(at), static_cast<uint32_t>(length)});
       at += length;
     }
     symbols.back().next = -1;
@@ -114,9 +115,9 @@ class ScoreBpe : public Model {
 
 std::unique_ptr<Model> MakeScoreBpe(const Vocabulary& vocabulary, std::vector<float> scores,
                                     std::vector<bool> mergeable, int32_t unknown_id) {
-  PENSTOCK_CHECK(scores.size() == static_cast<size_t>(vocabulary.size()) &&
-                     mergeable.size() == scores.size(),
-                 "one score and one flag per id");
+  PENSTOCK_CHECK(
+      scores.size() == static_cast<size_t>(vocabulary.size()) && mergeable.size() == scores.size(),
+      "one score and one flag per id");
   return std::make_unique<ScoreBpe>(vocabulary, std::move(scores), std::move(mergeable),
                                     unknown_id);
 }

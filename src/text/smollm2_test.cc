@@ -1,11 +1,13 @@
-// SmolLM2's own file (scripts/fetch-model): ids beside those of Hugging Face's tokenizers, and time that grows with the text.
+// SmolLM2's own file (scripts/fetch-model): ids beside those of Hugging Face's tokenizers, and time
+// that grows with the text.
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "base/json.h"
-#include "text/detokenizer.h"
+#include "text/chat_template.h"
 #include "text/gguf_file_for_test.h"
 #include "text/tokenizer.h"
 
@@ -15,8 +17,9 @@ namespace {
 std::string ModelPath() {
   const char* folder = std::getenv("PENSTOCK_MODELS");
   const char* home = std::getenv("HOME");
-  return (folder != nullptr ? std::string(folder)
-                            : std::string(home != nullptr ? home : "") + "/.cache/penstock/models") +
+  return (folder != nullptr
+              ? std::string(folder)
+              : std::string(home != nullptr ? home : "") + "/.cache/penstock/models") +
          "/SmolLM2-135M-Instruct.Q4_1.gguf";
 }
 
@@ -92,12 +95,25 @@ TEST(SmolLm2, KnowsItsSpecialTokens) {
   EXPECT_EQ(tokenizer.Decode(ids, true).value(), "<|im_end|>");
 }
 
-// Texts of a megabyte; a quadratic step anywhere would take minutes, and the test's time limit would end it.
+TEST(SmolLm2, RendersItsOwnChatTemplate) {
+  const auto known = RecognizeChatTemplate(TheFile().strings.at("tokenizer.chat_template"), "file");
+  ASSERT_TRUE(known.ok()) << known.error().message;
+  EXPECT_EQ(known.value()->name, "smollm2");
+  const auto ids = EncodeChat(*known.value(), TheTokenizer(), {{"user", "Hi there"}}, {}).value();
+  EXPECT_EQ(TheTokenizer().Decode(ids, false).value(),
+            "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging "
+            "Face<|im_end|>\n<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), 1), 3);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), 2), 2);
+}
+
+// Texts of a megabyte; a quadratic step anywhere would take minutes, and the test's time limit
+// would end it.
 TEST(SmolLm2, EncodesAMegabyteOfAnyKind) {
   const size_t size = 1'000'000;
-  std::vector<std::string> texts = {std::string(size, ' '), std::string(size, 'a'),
+  std::vector<std::string> texts = {std::string(size, ' '),  std::string(size, 'a'),
                                     std::string(size, '\n'), std::string(size, '!'),
-                                    std::string(size, '1'), std::string(size, '\x80')};
+                                    std::string(size, '1'),  std::string(size, '\x80')};
   std::string random;
   std::string accents;
   std::string alternating;

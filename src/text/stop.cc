@@ -7,7 +7,8 @@ namespace {
 
 constexpr size_t kMaxStops = 64;
 
-// failure[i]: length of the longest proper prefix of `word` that is a suffix of its first i + 1 bytes.
+// failure[i]: length of the longest proper prefix of `word` that is a suffix of its first i + 1
+// bytes.
 std::vector<size_t> Failure(std::string_view word) {
   std::vector<size_t> failure(word.size(), 0);
   for (size_t i = 1; i < word.size(); ++i) {
@@ -76,7 +77,9 @@ std::string StopFilter::Add(std::string_view text) {
   return out;
 }
 
-std::string StopFilter::Finish() { return stopped() ? std::string() : std::exchange(held_, {}); }
+std::string StopFilter::Finish() {
+  return stopped() ? std::string() : std::exchange(held_, {});
+}
 
 const std::string& StopFilter::matched() const {
   PENSTOCK_CHECK(stopped(), "matched() before a stop string came");

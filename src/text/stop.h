@@ -1,7 +1,7 @@
 // Stop strings in streamed text, wherever the tokens cut them.
 //
-// Text passes as soon as it cannot be part of a stop string any more; what might begin one is held back, and given back when
-// it turns out not to be one or when the text ends.
+// Text passes as soon as it cannot be part of a stop string any more; what might begin one is held
+// back, and given back when it turns out not to be one or when the text ends.
 
 #pragma once
 
@@ -28,6 +28,7 @@ class StopFilter {
   std::string Finish();
 
   bool stopped() const { return matched_ >= 0; }
+
   // Which stop string came. REQUIRES: stopped().
   const std::string& matched() const;
 

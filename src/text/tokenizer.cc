@@ -11,9 +11,19 @@ namespace {
 
 // Special tokens whose names say that a turn or a text ends.
 constexpr std::string_view kEndNames[] = {
-    "<|im_end|>",  "<|eot_id|>", "<|eom_id|>",          "<|end_of_text|>", "<|endoftext|>",
-    "<|end|>",     "<end_of_turn>", "</s>",             "<eos>",           "<|EOT|>",
-    "<|eot|>",     "<EOT>",         "<｜end▁of▁sentence｜>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "</s>",
+    "<eos>",
+    "<|EOT|>",
+    "<|eot|>",
+    "<EOT>",
+    "<｜end▁of▁sentence｜>",
 };
 
 // One encoding in progress.
@@ -52,6 +62,7 @@ class Encoding {
   }
 
   std::vector<int32_t>& ids() { return ids_; }
+
   const EncodeReport& report() const { return report_; }
 
  private:
@@ -67,7 +78,8 @@ class Encoding {
       spans.push_back({0, text.size(), -1});
     } else {
       state_.normalized_tokens.Find(text, parse_special_, spans);
-      // A part of a text that lost its start is not where the input starts; a whole one counts as if it were.
+      // A part of a text that lost its start is not where the input starts; a whole one counts as
+      // if it were.
       start &= spans.size() == 1 || !state_.normalizer || !state_.normalizer->StripsStart();
     }
     for (const AddedSpan& span : spans) {
@@ -76,8 +88,8 @@ class Encoding {
         continue;
       }
       Pieces pieces;
-      pieces.text = spans.size() == 1 ? std::move(text)
-                                      : text.substr(span.begin, span.end - span.begin);
+      pieces.text =
+          spans.size() == 1 ? std::move(text) : text.substr(span.begin, span.end - span.begin);
       pieces.continues = continues && span.begin == 0;
       pieces.limit_bytes = limit_bytes_;
       if (!pieces.text.empty()) {
@@ -162,7 +174,9 @@ Result<std::string> Tokenizer::Decode(std::span<const int32_t> ids, bool skip_sp
   return ReplaceIllFormed(bytes);
 }
 
-DecodeState Tokenizer::StartDecoding(bool at_start) const { return state_->decoder.Start(at_start); }
+DecodeState Tokenizer::StartDecoding(bool at_start) const {
+  return state_->decoder.Start(at_start);
+}
 
 void Tokenizer::AppendDecoded(DecodeState& state, int32_t id, std::string& out) const {
   if (state_->vocabulary.Has(id)) {
@@ -170,7 +184,9 @@ void Tokenizer::AppendDecoded(DecodeState& state, int32_t id, std::string& out) 
   }
 }
 
-std::string_view Tokenizer::TokenText(int32_t id) const { return state_->vocabulary.Text(id); }
+std::string_view Tokenizer::TokenText(int32_t id) const {
+  return state_->vocabulary.Text(id);
+}
 
 std::string Tokenizer::TokenBytes(int32_t id) const {
   std::string out;
@@ -184,19 +200,41 @@ std::optional<int32_t> Tokenizer::TokenId(std::string_view token_text) const {
   return id >= 0 ? std::optional(id) : std::nullopt;
 }
 
-int32_t Tokenizer::vocabulary_size() const { return state_->vocabulary.size(); }
+int32_t Tokenizer::vocabulary_size() const {
+  return state_->vocabulary.size();
+}
 
 bool Tokenizer::IsSpecial(int32_t id) const {
   return id >= 0 && id < vocabulary_size() && state_->is_special[id];
 }
 
-std::optional<int32_t> Tokenizer::bos_id() const { return state_->bos_id; }
-std::optional<int32_t> Tokenizer::eos_id() const { return state_->eos_id; }
-std::optional<int32_t> Tokenizer::unknown_id() const { return state_->unknown_id; }
-std::optional<int32_t> Tokenizer::padding_id() const { return state_->padding_id; }
-const std::vector<int32_t>& Tokenizer::end_ids() const { return state_->end_ids; }
-std::span<const int32_t> Tokenizer::prefix_ids() const { return state_->prefix_ids; }
-std::span<const int32_t> Tokenizer::suffix_ids() const { return state_->suffix_ids; }
+std::optional<int32_t> Tokenizer::bos_id() const {
+  return state_->bos_id;
+}
+
+std::optional<int32_t> Tokenizer::eos_id() const {
+  return state_->eos_id;
+}
+
+std::optional<int32_t> Tokenizer::unknown_id() const {
+  return state_->unknown_id;
+}
+
+std::optional<int32_t> Tokenizer::padding_id() const {
+  return state_->padding_id;
+}
+
+const std::vector<int32_t>& Tokenizer::end_ids() const {
+  return state_->end_ids;
+}
+
+std::span<const int32_t> Tokenizer::prefix_ids() const {
+  return state_->prefix_ids;
+}
+
+std::span<const int32_t> Tokenizer::suffix_ids() const {
+  return state_->suffix_ids;
+}
 
 bool Tokenizer::adds_bos() const {
   return state_->bos_id.has_value() && !state_->prefix_ids.empty() &&

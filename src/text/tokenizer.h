@@ -1,16 +1,18 @@
 // Text to token ids and back.
 //
-// A Tokenizer is a value: cheap to copy (copies share one immutable state), const, and safe to use from many threads at once.
-// It is read from a Hugging Face tokenizer.json or from the vocabulary of a GGUF file; ids are those of Hugging Face's
-// tokenizers for the same tokenizer.
+// A Tokenizer is a value: cheap to copy (copies share one immutable state), const, and safe to use
+// from many threads at once. It is read from a Hugging Face tokenizer.json or from the vocabulary
+// of a GGUF file; ids are those of Hugging Face's tokenizers for the same tokenizer.
 //
-// Text that is not UTF-8: each byte that is in no well-formed sequence stands alone, as if an added token lay there. It becomes
-// the token of that byte where the vocabulary has one (byte-level vocabularies, and <0xNN> of those with byte fallback), else
-// the unknown token; nothing (no space, no prefix) is put in front of the text behind it. So Decode(Encode(x)) gives back the
-// bytes of x wherever the vocabulary covers them. What it does not cover is dropped, as Hugging Face's tokenizers do, but
-// counted (EncodeReport).
+// Text that is not UTF-8: each byte that is in no well-formed sequence stands alone, as if an added
+// token lay there. It becomes the token of that byte where the vocabulary has one (byte-level
+// vocabularies, and <0xNN> of those with byte fallback), else the unknown token; nothing (no space,
+// no prefix) is put in front of the text behind it. So Decode(Encode(x)) gives back the bytes of x
+// wherever the vocabulary covers them. What it does not cover is dropped, as Hugging Face's
+// tokenizers do, but counted (EncodeReport).
 //
-// Encode costs O(n log n) at most in the length of the text for the patterns of all supported families.
+// Encode costs O(n log n) at most in the length of the text for the patterns of all supported
+// families.
 
 #pragma once
 
@@ -35,22 +37,23 @@ inline constexpr size_t kMaxTextBytes = size_t{1} << 28;
 struct EncodeOptions {
   // BOS, EOS or whatever else the tokenizer puts around a text.
   bool add_special = true;
-  // Recognise the text of special tokens; false takes it as plain text. Added tokens that are not special are always
-  // recognised.
+  // Recognise the text of special tokens; false takes it as plain text. Added tokens that are not
+  // special are always recognised.
   bool parse_special = true;
 };
 
 struct EncodeReport {
-  size_t lost = 0;              // characters (of byte-level vocabularies: bytes) that no token stands for
+  size_t lost = 0;  // characters (of byte-level vocabularies: bytes) that no token stands for
   size_t ill_formed_bytes = 0;  // bytes that were not UTF-8
 };
 
 class Tokenizer {
  public:
-  // `text`: the content of tokenizer.json; `config`: of tokenizer_config.json beside it, or null; `source` names the file in
-  // errors. Of the configuration, bos_token, eos_token, unk_token, pad_token, add_bos_token and add_eos_token count.
-  // Errors: kCorruptData, kInvalidArgument; kUnsupported naming the model, pre-tokenizer, normalizer, post-processor or
-  // decoder that this build does not know, with those it does.
+  // `text`: the content of tokenizer.json; `config`: of tokenizer_config.json beside it, or null;
+  // `source` names the file in errors. Of the configuration, bos_token, eos_token, unk_token,
+  // pad_token, add_bos_token and add_eos_token count. Errors: kCorruptData, kInvalidArgument;
+  // kUnsupported naming the model, pre-tokenizer, normalizer, post-processor or decoder that this
+  // build does not know, with those it does.
   static Result<Tokenizer> FromTokenizerJson(std::string_view text, const Json* config,
                                              const std::string& source);
 
@@ -58,7 +61,8 @@ class Tokenizer {
   static Result<Tokenizer> FromGguf(const GgufVocabulary& vocabulary, const std::string& source);
 
   // Ids of `text` (any bytes). `report` may be null.
-  // Errors: kInvalidArgument (text longer than kMaxTextBytes; a pattern of the file that runs away).
+  // Errors: kInvalidArgument (text longer than kMaxTextBytes; a pattern of the file that runs
+  // away).
   Result<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options = {},
                                       EncodeReport* report = nullptr) const;
 
@@ -67,7 +71,8 @@ class Tokenizer {
   // As DecodeBytes, with U+FFFD for each maximal ill-formed subpart.
   Result<std::string> Decode(std::span<const int32_t> ids, bool skip_special) const;
 
-  // Pieces of streaming decoding; see detokenizer.h. `id` may be without a token: then nothing is appended.
+  // Pieces of streaming decoding; see detokenizer.h. `id` may be without a token: then nothing is
+  // appended.
   DecodeState StartDecoding(bool at_start) const;
   void AppendDecoded(DecodeState& state, int32_t id, std::string& out) const;
 
@@ -87,8 +92,10 @@ class Tokenizer {
   std::optional<int32_t> eos_id() const;
   std::optional<int32_t> unknown_id() const;
   std::optional<int32_t> padding_id() const;
-  // Ids that end a turn or a text: eos_id, the file's end-of-turn id, and the special tokens whose names mean it
-  // (<|im_end|>, <|eot_id|>, <end_of_turn>, ...). Ascending. generation_config.json may name more: that is for the caller.
+  // Ids that end a turn or a text: eos_id, the file's end-of-turn id, and the special tokens whose
+  // names mean it
+  // (<|im_end|>, <|eot_id|>, <end_of_turn>, ...). Ascending. generation_config.json may name more:
+  // that is for the caller.
   const std::vector<int32_t>& end_ids() const;
 
   // What add_special puts around a text.
@@ -98,6 +105,7 @@ class Tokenizer {
   bool adds_bos() const;
 
   struct State;
+
   explicit Tokenizer(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
  private:

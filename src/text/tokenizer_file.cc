@@ -16,6 +16,7 @@ class Handler : public nlohmann::json_sax<Json> {
   Handler(std::string_view text, const std::string& source) : text_(text), source_(source) {}
 
   bool null() override { return Value(Json(nullptr)); }
+
   bool boolean(bool value) override { return Value(Json(value)); }
 
   bool number_integer(number_integer_t value) override {
@@ -134,7 +135,8 @@ class Handler : public nlohmann::json_sax<Json> {
     }
   }
 
-  bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception&) override {
+  bool parse_error(size_t position, const std::string&,
+                   const nlohmann::detail::exception&) override {
     size_t line = 1;
     size_t column = 1;
     for (size_t i = 0; i + 1 < position && i < text_.size(); ++i) {

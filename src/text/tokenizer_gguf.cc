@@ -92,8 +92,7 @@ std::vector<AddedToken> AddedTokens(const GgufVocabulary& file) {
 
 Result<> MakeByteLevelState(const GgufVocabulary& file, const std::string& source,
                             Tokenizer::State& state, bool& add_bos) {
-  const std::string pre_name =
-      file.pre.empty() && file.architecture == "gpt2" ? "gpt-2" : file.pre;
+  const std::string pre_name = file.pre.empty() && file.architecture == "gpt2" ? "gpt-2" : file.pre;
   const GgufPre* pre = FindGgufPre(pre_name);
   if (pre == nullptr) {
     return MakeError(ErrorCode::kUnsupported,
@@ -163,8 +162,8 @@ Result<> MakeSentencePieceState(const GgufVocabulary& file, const std::string& s
   state.model_unknown_id = file.unknown_id.value_or(-1);
   if (file.model == "llama") {
     SetSpaceNormalizer(file, std::move(charsmap), false, state);
-    state.model = MakeScoreBpe(state.vocabulary, file.scores, std::move(usable),
-                               state.model_unknown_id);
+    state.model =
+        MakeScoreBpe(state.vocabulary, file.scores, std::move(usable), state.model_unknown_id);
     return {};
   }
   SetSpaceNormalizer(file, std::move(charsmap), file.remove_extra_whitespaces.value_or(false),
@@ -180,9 +179,10 @@ Result<> MakeSentencePieceState(const GgufVocabulary& file, const std::string& s
 Result<Tokenizer> Tokenizer::FromGguf(const GgufVocabulary& file, const std::string& source) {
   const bool byte_level = file.model == "gpt2";
   if (!byte_level && file.model != "llama" && file.model != "t5") {
-    return MakeError(ErrorCode::kUnsupported,
-                     "[text.tokenizer_gguf] {}: tokenizer.ggml.model: got \"{}\", wanted one of: {}",
-                     source, file.model, kModels);
+    return MakeError(
+        ErrorCode::kUnsupported,
+        "[text.tokenizer_gguf] {}: tokenizer.ggml.model: got \"{}\", wanted one of: {}", source,
+        file.model, kModels);
   }
   PENSTOCK_TRY(CheckCounts(file, source));
   auto state = std::make_shared<State>();

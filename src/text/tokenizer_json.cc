@@ -51,9 +51,11 @@ Result<std::vector<AddedToken>> ReadAddedTokens(const JsonReader& root, const st
   return tokens;
 }
 
-// The model's tokens with the added ones that it lacks. An added token that the model has keeps the model's id.
-Result<Vocabulary> JoinVocabularies(const std::vector<std::pair<std::string, int32_t>>& model_tokens,
-                                    std::vector<AddedToken>& added, const std::string& source) {
+// The model's tokens with the added ones that it lacks. An added token that the model has keeps the
+// model's id.
+Result<Vocabulary> JoinVocabularies(
+    const std::vector<std::pair<std::string, int32_t>>& model_tokens,
+    std::vector<AddedToken>& added, const std::string& source) {
   PENSTOCK_TRY_ASSIGN(const Vocabulary model, Vocabulary::Build(model_tokens, source));
   std::vector<std::pair<std::string, int32_t>> all = model_tokens;
   for (AddedToken& token : added) {
@@ -114,9 +116,10 @@ Result<> ReadUnigram(const JsonReader& model, const TokenizerFile& file, const s
   std::vector<bool> usable(scores.size(), false);
   for (size_t id = 0; id < file.scores.size(); ++id) {
     if (!std::isfinite(file.scores[id])) {
-      return MakeError(ErrorCode::kCorruptData,
-                       "[text.tokenizer_json] {}: model.vocab[{}]: score {}, wanted a finite number",
-                       source, id, file.scores[id]);
+      return MakeError(
+          ErrorCode::kCorruptData,
+          "[text.tokenizer_json] {}: model.vocab[{}]: score {}, wanted a finite number", source, id,
+          file.scores[id]);
     }
     scores[id] = file.scores[id];
     usable[id] = true;
@@ -141,9 +144,9 @@ Result<std::vector<int32_t>> TemplateIds(const Json& special_tokens, const std::
   if (entry == nullptr) {
     return BadTemplate(where, fmt::format("special_tokens lacks \"{}\"", name));
   }
-  PENSTOCK_TRY_ASSIGN(const std::vector<int64_t> wide,
-                      JsonReader(*entry, where + ".special_tokens." + name)
-                          .IntsOr("ids", 0, kMaxTokens - 1));
+  PENSTOCK_TRY_ASSIGN(
+      const std::vector<int64_t> wide,
+      JsonReader(*entry, where + ".special_tokens." + name).IntsOr("ids", 0, kMaxTokens - 1));
   return std::vector<int32_t>(wide.begin(), wide.end());
 }
 
@@ -329,7 +332,8 @@ Result<Tokenizer> Tokenizer::FromTokenizerJson(std::string_view text, const Json
     for (const int32_t id : *side) {
       if (!state->vocabulary.Has(id)) {
         return MakeError(ErrorCode::kCorruptData,
-                         "[text.tokenizer_json] {}: post_processor: id {} has no token", source, id);
+                         "[text.tokenizer_json] {}: post_processor: id {} has no token", source,
+                         id);
       }
     }
   }

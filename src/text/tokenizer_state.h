@@ -42,9 +42,9 @@ struct Tokenizer::State {
   std::vector<int32_t> suffix_ids;
 };
 
-// The last steps of every loader: fills raw_tokens, normalized_tokens, is_special and is_added from `added`, byte_ids from the
-// vocabulary, and end_ids from eos_id, `eot_id` and the names of special tokens.
-// Errors: a runaway pattern of the normalizer.
+// The last steps of every loader: fills raw_tokens, normalized_tokens, is_special and is_added from
+// `added`, byte_ids from the vocabulary, and end_ids from eos_id, `eot_id` and the names of special
+// tokens. Errors: a runaway pattern of the normalizer.
 Result<> FinishState(Tokenizer::State& state, std::vector<AddedToken> added, bool byte_level,
                      std::optional<int32_t> eot_id);
 

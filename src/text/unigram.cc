@@ -117,9 +117,9 @@ class Unigram : public Model {
 std::unique_ptr<Model> MakeUnigram(const Vocabulary& vocabulary, std::vector<double> scores,
                                    std::vector<bool> usable, int32_t unknown_id,
                                    bool byte_fallback) {
-  PENSTOCK_CHECK(scores.size() == static_cast<size_t>(vocabulary.size()) &&
-                     usable.size() == scores.size(),
-                 "one score and one flag per id");
+  PENSTOCK_CHECK(
+      scores.size() == static_cast<size_t>(vocabulary.size()) && usable.size() == scores.size(),
+      "one score and one flag per id");
   return std::make_unique<Unigram>(vocabulary, std::move(scores), usable, unknown_id,
                                    byte_fallback);
 }

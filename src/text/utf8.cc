@@ -7,7 +7,9 @@
 namespace penstock::text {
 namespace {
 
-uint8_t Byte(std::string_view text, size_t i) { return static_cast<uint8_t>(text[i]); }
+uint8_t Byte(std::string_view text, size_t i) {
+  return static_cast<uint8_t>(text[i]);
+}
 
 struct Lead {
   uint8_t length = 0;  // 0: begins nothing
@@ -33,7 +35,8 @@ Lead LeadOf(uint8_t b) {
           static_cast<uint8_t>(b == 0xF4 ? 0x8F : 0xBF)};
 }
 
-// How many bytes at the start agree with the form that the first byte begins, and that form's length.
+// How many bytes at the start agree with the form that the first byte begins, and that form's
+// length.
 struct Prefix {
   size_t good = 0;
   size_t wanted = 0;
@@ -44,8 +47,7 @@ Prefix MatchPrefix(std::string_view text) {
   Prefix prefix{lead.length > 0 ? size_t{1} : size_t{0}, lead.length};
   while (prefix.good < prefix.wanted && prefix.good < text.size()) {
     const uint8_t b = Byte(text, prefix.good);
-    const bool fits =
-        prefix.good == 1 ? b >= lead.low && b <= lead.high : b >= 0x80 && b <= 0xBF;
+    const bool fits = prefix.good == 1 ? b >= lead.low && b <= lead.high : b >= 0x80 && b <= 0xBF;
     if (!fits) {
       break;
     }
@@ -193,7 +195,9 @@ bool IsWord(char32_t c) {
   }
 }
 
-bool IsNonspacingMark(char32_t c) { return c >= 0x300 && Category(c) == UTF8PROC_CATEGORY_MN; }
+bool IsNonspacingMark(char32_t c) {
+  return c >= 0x300 && Category(c) == UTF8PROC_CATEGORY_MN;
+}
 
 size_t TrailingWhiteSpace(std::string_view text) {
   size_t end = text.size();

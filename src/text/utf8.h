@@ -14,15 +14,17 @@ namespace penstock::text {
 // Length (1 to 4) of the well-formed sequence at the start of `text`; 0 where there is none.
 size_t WellFormedLength(std::string_view text);
 
-// Length of the maximal subpart of an ill-formed sequence at the start of `text` (Unicode 15, section 3.9): the bytes that
-// one replacement character stands for. `incomplete` (may be null) tells whether more bytes could still complete it.
-// REQUIRES: text is not empty and WellFormedLength(text) == 0.
+// Length of the maximal subpart of an ill-formed sequence at the start of `text` (Unicode 15,
+// section 3.9): the bytes that one replacement character stands for. `incomplete` (may be null)
+// tells whether more bytes could still complete it. REQUIRES: text is not empty and
+// WellFormedLength(text) == 0.
 size_t IllFormedLength(std::string_view text, bool* incomplete);
 
 // Offset of the first byte at or after `from` that no well-formed sequence holds, or text.size().
 size_t FindIllFormed(std::string_view text, size_t from);
 
-// `text` with one U+FFFD per maximal ill-formed subpart, as the WHATWG decoder and Rust's from_utf8_lossy do.
+// `text` with one U+FFFD per maximal ill-formed subpart, as the WHATWG decoder and Rust's
+// from_utf8_lossy do.
 std::string ReplaceIllFormed(std::string_view text);
 
 // The code point at `position`, which moves behind it. REQUIRES: a well-formed sequence is there.

@@ -6,7 +6,9 @@
 
 namespace penstock::text {
 
-std::string ByteTokenName(uint8_t byte) { return fmt::format("<0x{:02X}>", byte); }
+std::string ByteTokenName(uint8_t byte) {
+  return fmt::format("<0x{:02X}>", byte);
+}
 
 int ByteOfTokenName(std::string_view name) {
   if (name.size() != 6 || name.substr(0, 3) != "<0x" || name[5] != '>') {

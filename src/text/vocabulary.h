@@ -1,7 +1,8 @@
 // The pieces of a vocabulary: text by id and id by text.
 //
-// Texts are copied into one buffer; lookups by text go through a flat hash table that is built once. Ids need not be
-// contiguous, but stay below kMaxTokens. Immutable after Build; then thread-safe.
+// Texts are copied into one buffer; lookups by text go through a flat hash table that is built
+// once. Ids need not be contiguous, but stay below kMaxTokens. Immutable after Build; then
+// thread-safe.
 
 #pragma once
 
@@ -27,7 +28,8 @@ class Vocabulary {
  public:
   Vocabulary() = default;
 
-  // Errors (kCorruptData, naming `source`): an id out of range, two texts of one id, one text with two ids.
+  // Errors (kCorruptData, naming `source`): an id out of range, two texts of one id, one text with
+  // two ids.
   static Result<Vocabulary> Build(const std::vector<std::pair<std::string, int32_t>>& tokens,
                                   const std::string& source);
 
@@ -39,7 +41,9 @@ class Vocabulary {
 
   // Highest id plus one; the number of tokens; the longest text in bytes.
   int32_t size() const { return static_cast<int32_t>(spans_.size()); }
+
   size_t token_count() const { return count_; }
+
   size_t longest_bytes() const { return longest_; }
 
  private:
