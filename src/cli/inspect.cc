@@ -295,11 +295,12 @@ std::string ValueText(const Graph& graph, const std::vector<ValueId>& values) {
   if (values.size() > 3) {
     return fmt::format("{} values", values.size());
   }
-  std::vector<std::string_view> names;
+  std::string names;
   for (const ValueId id : values) {
-    names.push_back(graph.value(id).name);
+    names += names.empty() ? "" : " ";
+    names += graph.value(id).name;
   }
-  return fmt::format("{}", fmt::join(names, " "));
+  return names;
 }
 
 void PrintSummary(const Inspected& inspected, const model::Inventory& inventory) {
@@ -380,44 +381,20 @@ void PrintHops(const Graph& graph, const model::HopPlan& plan) {
 
 // ---- The verb ----
 
-Result<> Inspect(const Flags& flags) {
-  if (!flags.placement.empty() && !flags.chunks) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[cli.inspect] --placement: wanted --chunks with it");
-  }
-  PENSTOCK_TRY_ASSIGN(const Inspected inspected, Open(flags.model));
-  const Graph& graph = inspected.model.graph;
-  const model::ModelConfig& config = inspected.model.config;
-  const model::TensorBytes bytes = [&](TensorId id) {
-    return inspected.tensor_bytes[static_cast<size_t>(id.value())];
-  };
-  PENSTOCK_TRY_ASSIGN(const model::Partition partition,
-                      ChoosePartition(flags, graph, bytes, config.context));
-  const model::CutSets cuts(graph);
-  const model::Inventory inventory = model::TakeInventory(graph, bytes, kElementBytes);
-  const std::vector<StageRow> stages = StageRows(graph, cuts, partition, bytes, inventory);
+// Everything that is shown.
+struct Report {
+  const Inspected& inspected;
+  const model::CutSets& cuts;
+  model::Inventory inventory;
+  std::vector<StageRow> stages;
   std::optional<model::HopPlan> hops;
-  if (flags.chunks) {
-    PENSTOCK_TRY_ASSIGN(const schedule::Placement placement,
-                        ChoosePlacement(flags, partition.num_stages()));
-    std::vector<RankId> rank_of;
-    for (int32_t s = 0; s < partition.num_stages(); ++s) {
-      rank_of.push_back(placement.RankOf(StageId(s)));
-    }
-    hops = model::PlanHops(graph, cuts, partition, rank_of, placement.num_ranks(), kElementBytes);
-  }
-  if (!flags.common.json) {
-    PrintSummary(inspected, inventory);
-    PrintBoundaries(graph, cuts);
-    if (partition.num_stages() > 1) {
-      PrintStages(graph, stages);
-    }
-    if (hops) {
-      PrintHops(graph, *hops);
-    }
-    return {};
-  }
-  Json out = {{"model", inspected.name},
+};
+
+Json ReportJson(const Report& report) {
+  const Graph& graph = report.inspected.model.graph;
+  const model::ModelConfig& config = report.inspected.model.config;
+  const model::Inventory& inventory = report.inventory;
+  Json out = {{"model", report.inspected.name},
               {"family", config.family},
               {"model_type", config.model_type},
               {"parameters", inventory.parameters},
@@ -433,12 +410,60 @@ Result<> Inspect(const Flags& flags) {
               {"weights_bytes", inventory.weights_bytes},
               {"kv_bytes_per_token", inventory.kv_bytes_per_token},
               {"state_bytes_per_sequence", inventory.sequence_bytes},
-              {"boundaries", BoundariesJson(graph, cuts)},
-              {"stages", StagesJson(graph, stages)}};
-  if (hops) {
-    AddHops(graph, *hops, out);
+              {"boundaries", BoundariesJson(graph, report.cuts)},
+              {"stages", StagesJson(graph, report.stages)}};
+  if (report.hops) {
+    AddHops(graph, *report.hops, out);
   }
-  PrintJson(out);
+  return out;
+}
+
+void PrintReport(const Report& report) {
+  const Graph& graph = report.inspected.model.graph;
+  PrintSummary(report.inspected, report.inventory);
+  PrintBoundaries(graph, report.cuts);
+  if (report.stages.size() > 1) {
+    PrintStages(graph, report.stages);
+  }
+  if (report.hops) {
+    PrintHops(graph, *report.hops);
+  }
+}
+
+Result<model::HopPlan> ChooseHops(const Flags& flags, const Graph& graph,
+                                  const model::CutSets& cuts, const model::Partition& partition) {
+  PENSTOCK_TRY_ASSIGN(const schedule::Placement placement,
+                      ChoosePlacement(flags, partition.num_stages()));
+  std::vector<RankId> rank_of(static_cast<size_t>(partition.num_stages()));
+  for (int32_t s = 0; s < partition.num_stages(); ++s) {
+    rank_of[static_cast<size_t>(s)] = placement.RankOf(StageId(s));
+  }
+  return model::PlanHops(graph, cuts, partition, rank_of, placement.num_ranks(), kElementBytes);
+}
+
+Result<> Inspect(const Flags& flags) {
+  if (!flags.placement.empty() && !flags.chunks) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.inspect] --placement: wanted --chunks with it");
+  }
+  PENSTOCK_TRY_ASSIGN(const Inspected inspected, Open(flags.model));
+  const Graph& graph = inspected.model.graph;
+  const model::TensorBytes bytes = [&](TensorId id) {
+    return inspected.tensor_bytes[static_cast<size_t>(id.value())];
+  };
+  PENSTOCK_TRY_ASSIGN(const model::Partition partition,
+                      ChoosePartition(flags, graph, bytes, inspected.model.config.context));
+  const model::CutSets cuts(graph);
+  Report report{inspected, cuts, model::TakeInventory(graph, bytes, kElementBytes), {}, {}};
+  report.stages = StageRows(graph, cuts, partition, bytes, report.inventory);
+  if (flags.chunks) {
+    PENSTOCK_TRY_ASSIGN(report.hops, ChooseHops(flags, graph, cuts, partition));
+  }
+  if (flags.common.json) {
+    PrintJson(ReportJson(report));
+  } else {
+    PrintReport(report);
+  }
   return {};
 }
 

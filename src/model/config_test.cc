@@ -473,5 +473,61 @@ TEST(Config, TensorsAreThoseOfTheFoldersThatTransformersWrites) {
   }
 }
 
+// Every key of every golden's config, and of its RoPE parameters, replaced by what nobody would
+// write: an answer comes each time, a model or an error for the user.
+TEST(Config, NoValueOfAnyKeyBreaksTheReader) {
+  const std::vector<Json> values = {nullptr,
+                                    true,
+                                    false,
+                                    0,
+                                    -1,
+                                    1,
+                                    3,
+                                    int64_t{1} << 20,
+                                    INT64_MAX,
+                                    INT64_MIN,
+                                    1e308,
+                                    -0.5,
+                                    "",
+                                    "x",
+                                    Json::array(),
+                                    {1, -1},
+                                    Json::object(),
+                                    {{"full_attention", {{"rope_type", "yarn"}}}}};
+  int tried = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(PENSTOCK_SOURCE_DIR "/tests/golden/models")) {
+    const auto config = ReadJsonFile(entry.path().string() + "/config.json");
+    if (!config.ok()) {
+      continue;  // a folder of other files
+    }
+    const auto try_one = [&](const Json& changed) {
+      const auto model = BuildModel(changed, "config.json");
+      ++tried;
+      if (!model.ok()) {
+        EXPECT_EQ(ExitStatus(model.error().code), 2) << model.error().message;
+      }
+    };
+    for (const auto& [key, old] : config.value().items()) {
+      for (const Json& value : values) {
+        Json changed = config.value();
+        changed[key] = value;
+        try_one(changed);
+      }
+      if (!old.is_object()) {
+        continue;
+      }
+      for (const auto& [inner, unused] : old.items()) {
+        for (const Json& value : values) {
+          Json changed = config.value();
+          changed[key][inner] = value;
+          try_one(changed);
+        }
+      }
+    }
+  }
+  EXPECT_GT(tried, 5000);
+}
+
 }  // namespace
 }  // namespace penstock::model

@@ -243,14 +243,14 @@ ValueId SelfAttention(GraphBuilder& b, ValueId x, const AttentionPiece& piece,
   }
   if (piece.qk_norm) {
     for (size_t i = 0; i < 2; ++i) {
-      const std::string part = i == 0 ? "q" : "k";
-      const TensorId weight = b.Vector(prefix + part + "_norm.weight", piece.head_dim);
+      const char* part = i == 0 ? "q_norm" : "k_norm";
+      const TensorId weight = b.Vector(fmt::format("{}{}.weight", prefix, part), piece.head_dim);
       qkv[i] = b.RmsNorm(qkv[i],
                          {.weight = weight,
                           .epsilon = piece.qk_norm->epsilon,
                           .add_one = piece.qk_norm->add_one,
                           .group = piece.head_dim},
-                         part + "_norm." + tag);
+                         fmt::format("{}.{}", part, tag));
     }
   }
   if (piece.rope != nullptr) {
