@@ -132,7 +132,7 @@ TEST_P(Twins, GiveTheSameConfiguration) {
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Twins,
                          ::testing::Values("gemma2-plain", "gemma3", "llama-yarn", "llama3",
-                                           "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe-all",
+                                           "mixtral", "phi3", "phi3-longrope", "qwen2", "qwen3", "qwen3_moe-all",
                                            "smollm2"));
 
 // Every tensor of the graph, and each tensor of the file that the graph has no use for.
