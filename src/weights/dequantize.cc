@@ -1,3 +1,6 @@
+// Plain loops, compiled once per instruction set: the compiler vectorizes them, Highway picks at
+// run time.
+
 #include "weights/dequantize.h"
 
 #include <bit>
@@ -5,7 +8,15 @@
 
 #include "base/check.h"
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "weights/dequantize.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+
 namespace penstock::weights {
+namespace HWY_NAMESPACE {
 namespace {
 
 static_assert(std::endian::native == std::endian::little,
@@ -24,15 +35,21 @@ inline uint8_t U8(const std::byte* from) {
   return static_cast<uint8_t>(*from);
 }
 
-// Branch-free, so that loops over it vectorize. Subnormals are m * 2^-24, exact in float32.
+// All ones where `condition` holds: selects by masks vectorize, branches do not.
+inline uint32_t Mask(bool condition) {
+  return 0U - static_cast<uint32_t>(condition);
+}
+
+// Subnormals are m * 2^-24, exact in float32.
 inline float HalfBits(uint16_t half) {
   const uint32_t magnitude = half & 0x7fffU;
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000U) << 16;
-  const uint32_t special = magnitude >= 0x7c00U ? 112U << 23 : 0U;
+  const uint32_t special = (112U << 23) & Mask(magnitude >= 0x7c00U);
   const uint32_t normal = (magnitude << 13) + (112U << 23) + special;
   const uint32_t subnormal =
       std::bit_cast<uint32_t>(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24F);
-  return std::bit_cast<float>(sign | (magnitude < 0x400U ? subnormal : normal));
+  const uint32_t small = Mask(magnitude < 0x400U);
+  return std::bit_cast<float>(sign | (subnormal & small) | (normal & ~small));
 }
 
 inline float LoadHalf(const std::byte* from) {
@@ -41,30 +58,30 @@ inline float LoadHalf(const std::byte* from) {
 
 // One function per format: `count` blocks.
 
-void F32(const std::byte* in, int64_t count, float* out) {
+void F32(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   std::memcpy(out, in, static_cast<size_t>(count) * sizeof(float));
 }
 
-void F16(const std::byte* in, int64_t count, float* out) {
+void F16(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t i = 0; i < count; ++i) {
     out[i] = HalfBits(Load<uint16_t>(in + 2 * i));
   }
 }
 
-void Bf16(const std::byte* in, int64_t count, float* out) {
+void Bf16(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t i = 0; i < count; ++i) {
     out[i] = std::bit_cast<float>(static_cast<uint32_t>(Load<uint16_t>(in + 2 * i)) << 16);
   }
 }
 
-void F64(const std::byte* in, int64_t count, float* out) {
+void F64(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t i = 0; i < count; ++i) {
     out[i] = static_cast<float>(Load<double>(in + 8 * i));
   }
 }
 
 // d:f16, 16 bytes. Low nibbles are elements 0..15, high ones 16..31; value = d * (q - 8).
-void Q4_0(const std::byte* in, int64_t count, float* out) {
+void Q4_0(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t block = 0; block < count; ++block, in += 18, out += 32) {
     const float d = LoadHalf(in);
     for (int i = 0; i < 16; ++i) {
@@ -76,7 +93,7 @@ void Q4_0(const std::byte* in, int64_t count, float* out) {
 }
 
 // d:f16, m:f16, 16 bytes; value = d * q + m.
-void Q4_1(const std::byte* in, int64_t count, float* out) {
+void Q4_1(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t block = 0; block < count; ++block, in += 20, out += 32) {
     const float d = LoadHalf(in);
     const float m = LoadHalf(in + 2);
@@ -89,7 +106,7 @@ void Q4_1(const std::byte* in, int64_t count, float* out) {
 }
 
 // d:f16, 32 fifth bits, 16 bytes; value = d * (q - 16).
-void Q5_0(const std::byte* in, int64_t count, float* out) {
+void Q5_0(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t block = 0; block < count; ++block, in += 22, out += 32) {
     const float d = LoadHalf(in);
     const auto high = Load<uint32_t>(in + 2);
@@ -104,7 +121,7 @@ void Q5_0(const std::byte* in, int64_t count, float* out) {
 }
 
 // d:f16, m:f16, 32 fifth bits, 16 bytes; value = d * q + m.
-void Q5_1(const std::byte* in, int64_t count, float* out) {
+void Q5_1(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t block = 0; block < count; ++block, in += 24, out += 32) {
     const float d = LoadHalf(in);
     const float m = LoadHalf(in + 2);
@@ -120,7 +137,7 @@ void Q5_1(const std::byte* in, int64_t count, float* out) {
 }
 
 // d:f16, 32 signed bytes; value = d * q.
-void Q8_0(const std::byte* in, int64_t count, float* out) {
+void Q8_0(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t block = 0; block < count; ++block, in += 34, out += 32) {
     const float d = LoadHalf(in);
     for (int i = 0; i < 32; ++i) {
@@ -132,7 +149,7 @@ void Q8_0(const std::byte* in, int64_t count, float* out) {
 // 16 bytes of 4-bit scales and minimums (one pair per 16 elements), 64 bytes of 2-bit q, d:f16,
 // dmin:f16. Element 128 * half + 32 * plane + i has bits 2 * plane of byte 32 * half + i; value =
 // (d * scale) * q - dmin * minimum.
-void Q2_K(const std::byte* in, int64_t count, float* out) {
+void Q2_K(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t block = 0; block < count; ++block, in += 84, out += kSuperBlock) {
     const float d = LoadHalf(in + 80);
     const float dmin = LoadHalf(in + 82);
@@ -151,7 +168,7 @@ void Q2_K(const std::byte* in, int64_t count, float* out) {
 
 // 32 bytes of third bits, 64 bytes of 2-bit q, 12 bytes of sixteen 6-bit scales, d:f16.
 // value = (d * (scale - 32)) * (q - (third bit ? 0 : 4)).
-void Q3_K(const std::byte* in, int64_t count, float* out) {
+void Q3_K(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t block = 0; block < count; ++block, in += 110, out += kSuperBlock) {
     const float d = LoadHalf(in + 108);
     const std::byte* scales = in + 96;
@@ -190,7 +207,7 @@ inline ScaleAndMinimum UnpackScales(const std::byte* packed, int pair) {
 
 // d:f16, dmin:f16, 12 bytes of scales, 128 bytes of q: each 32 bytes hold 32 elements low, then 32
 // high.
-void Q4_K(const std::byte* in, int64_t count, float* out) {
+void Q4_K(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t block = 0; block < count; ++block, in += 144, out += kSuperBlock) {
     const float d = LoadHalf(in);
     const float dmin = LoadHalf(in + 2);
@@ -208,7 +225,7 @@ void Q4_K(const std::byte* in, int64_t count, float* out) {
 }
 
 // As Q4_K with 32 bytes of fifth bits before q: bit `group` of byte i.
-void Q5_K(const std::byte* in, int64_t count, float* out) {
+void Q5_K(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t block = 0; block < count; ++block, in += 176, out += kSuperBlock) {
     const float d = LoadHalf(in);
     const float dmin = LoadHalf(in + 2);
@@ -230,7 +247,7 @@ void Q5_K(const std::byte* in, int64_t count, float* out) {
 // 128 bytes of low nibbles, 64 bytes of upper bit pairs, 16 signed scales, d:f16; value = (d *
 // scale) * (q - 32). Per half of 128 elements: plane p (32 elements) has nibble p / 2 of byte 64 *
 // half + 32 * (p % 2) + i.
-void Q6_K(const std::byte* in, int64_t count, float* out) {
+void Q6_K(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t block = 0; block < count; ++block, in += 210, out += kSuperBlock) {
     const float d = LoadHalf(in + 208);
     for (int group = 0; group < 16; ++group) {
@@ -290,10 +307,35 @@ BlockFunction FunctionOf(DType type) {
   return nullptr;
 }
 
+void Blocks(DType type, const std::byte* in, int64_t count, float* out) {
+  FunctionOf(type)(in, count, out);
+}
+
+bool Finite(const float* values, size_t count) {
+  uint32_t bad = 0;
+  for (size_t i = 0; i < count; ++i) {
+    bad |= static_cast<uint32_t>((std::bit_cast<uint32_t>(values[i]) & 0x7f800000U) == 0x7f800000U);
+  }
+  return bad == 0;
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace penstock::weights
+
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace penstock::weights {
+namespace {
+
+HWY_EXPORT(Blocks);
+HWY_EXPORT(Finite);
+
 }  // namespace
 
 bool CanDequantize(DType type) {
-  return FunctionOf(type) != nullptr;
+  return HWY_STATIC_DISPATCH(FunctionOf)(type) != nullptr;
 }
 
 const char* DequantizableTypes() {
@@ -301,25 +343,22 @@ const char* DequantizableTypes() {
 }
 
 void DequantizeRow(DType type, std::span<const std::byte> bytes, std::span<float> out) {
-  const BlockFunction function = FunctionOf(type);
-  PENSTOCK_CHECK(function != nullptr, "a type that can be dequantized");
+  PENSTOCK_CHECK(CanDequantize(type), "a type that can be dequantized");
   const auto elements = static_cast<int64_t>(out.size());
   PENSTOCK_CHECK(elements % Traits(type).block_elements == 0, "whole blocks");
   PENSTOCK_CHECK(static_cast<int64_t>(bytes.size()) == RowBytes(type, elements),
                  "the bytes of this row");
-  function(bytes.data(), elements / Traits(type).block_elements, out.data());
+  HWY_DYNAMIC_DISPATCH(Blocks)
+  (type, bytes.data(), elements / Traits(type).block_elements, out.data());
 }
 
 bool AllFinite(std::span<const float> values) {
-  uint32_t bad = 0;
-  for (const float value : values) {
-    bad |= static_cast<uint32_t>((std::bit_cast<uint32_t>(value) & 0x7f800000U) == 0x7f800000U);
-  }
-  return bad == 0;
+  return HWY_DYNAMIC_DISPATCH(Finite)(values.data(), values.size());
 }
 
 float HalfToFloat(uint16_t half) {
-  return HalfBits(half);
+  return HWY_STATIC_DISPATCH(HalfBits)(half);
 }
 
 }  // namespace penstock::weights
+#endif  // HWY_ONCE
