@@ -9,10 +9,12 @@
 namespace penstock::cli {
 
 void AddInspect(CLI::App& app, int& status);
+void AddPlan(CLI::App& app, int& status);
 
 // clang-format off
-inline constexpr std::array<AddVerb, 1> kVerbs = {
+inline constexpr std::array<AddVerb, 2> kVerbs = {
     AddInspect,
+    AddPlan,
 };
 // clang-format on
 

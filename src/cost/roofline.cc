@@ -207,4 +207,24 @@ double WeightBytesPerDevice(const LayerProfile& layer, const Sharding& s, const 
   return bytes + layer.experts.parameters / divide * formats.matrix_bytes();
 }
 
+double ModelFlops(const ModelProfile& model, double rows, double context, double head_rows) {
+  double flops = 0;
+  for (const int32_t c : model.class_of) {
+    const LayerProfile& layer = model.classes[static_cast<size_t>(c)];
+    for (const Product& product : layer.products) {
+      flops += 2 * product.parameters() * (product.role == Product::Role::kHead ? head_rows : rows);
+    }
+    const ExpertWork& e = layer.experts;
+    if (e.experts > 0) {
+      flops += 2 * rows * e.parameters * e.chosen / e.experts;
+    }
+    for (const AttentionWork& work : layer.attention) {
+      const double keys = work.window > 0 ? std::min(work.window, context) : context;
+      flops += 2 * rows * work.heads * (work.score_dim + work.value_dim) * keys;
+    }
+    flops += rows * layer.extra_flops_per_row;
+  }
+  return flops;
+}
+
 }  // namespace penstock::cost

@@ -85,4 +85,8 @@ std::pair<double, double> ParametersPerDevice(const LayerProfile& layer, const S
 double WeightBytesPerDevice(const LayerProfile& layer, const Sharding& sharding,
                             const Formats& formats);
 
+// Floating-point operations of the model (of one copy, nothing divided) for `rows` rows that see
+// `context` keys on average, `head_rows` of which get logits. Forward.
+double ModelFlops(const ModelProfile& model, double rows, double context, double head_rows);
+
 }  // namespace penstock::cost

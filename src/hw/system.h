@@ -32,6 +32,7 @@ struct Calibration {
   double exposed_data_parallel = 0.2;  // share of gradient communication that nothing hides
   double exposed_tensor_parallel = 1;  // share of tensor- and expert-parallel communication
   double exposed_hop = 1;              // share of pipeline hops
+  bool skips_masked_attention = true;  // training: causal attention does half the work
   std::vector<std::string> fitted_on;
   std::string source;
 

@@ -137,6 +137,12 @@ std::string_view RecomputeName(Recompute recompute) {
   return "";
 }
 
+int64_t RankOfStage(const Layout& layout, int64_t stage) {
+  const bool folded = layout.schedule == "zb-v" || layout.schedule == "v-half" ||
+                      layout.schedule == "v-min" || layout.schedule == "dualpipe-v";
+  return folded && stage >= layout.pp ? 2 * layout.pp - 1 - stage : stage % layout.pp;
+}
+
 std::vector<int64_t> DecoderLayers(const std::vector<int32_t>& cut) {
   std::vector<int64_t> layers(cut.begin(), cut.end());
   if (!layers.empty()) {

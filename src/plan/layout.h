@@ -51,6 +51,9 @@ struct Layout {
   }
 };
 
+// The pipeline rank of a stage: chunks of the V schedules come back the way they went.
+int64_t RankOfStage(const Layout& layout, int64_t stage);
+
 // Decoder layers of each stage of a cut over `units` = layers + 2.
 std::vector<int64_t> DecoderLayers(const std::vector<int32_t>& cut);
 

@@ -14,16 +14,6 @@ std::vector<int32_t> Starts(const std::vector<int32_t>& cut) {
   return starts;
 }
 
-// Chunks of a V lie on rank s and 2p-1-s; else on s mod p.
-int64_t RankOfStage(const Layout& layout, int64_t stage) {
-  const bool v = layout.schedule == "zb-v" || layout.schedule == "v-half" ||
-                 layout.schedule == "v-min" || layout.schedule == "dualpipe-v";
-  if (v && stage >= layout.pp) {
-    return 2 * layout.pp - 1 - stage;
-  }
-  return stage % layout.pp;
-}
-
 void SetCapacity(const Context& context, MemoryAccount& account) {
   account.capacity = context.system->device.memory_bytes;
   account.reserve = context.system->device.memory_reserve_bytes;

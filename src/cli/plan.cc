@@ -1,0 +1,126 @@
+// penstock plan: is pipelining worth it, for this model, machine and work?
+
+#include <fmt/core.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/config_path.h"
+#include "base/file.h"
+#include "cli/verb.h"
+#include "cli/verbs.h"
+#include "cost/profile.h"
+#include "hw/system.h"
+#include "model/config.h"
+#include "plan/inference.h"
+#include "plan/report.h"
+#include "plan/search.h"
+#include "plan/training.h"
+#include "plan/verdict.h"
+#include "plan/workload.h"
+#include "weights/model_files.h"
+
+namespace penstock::cli {
+namespace {
+
+struct Flags {
+  CommonFlags common;
+  std::string model;
+  std::string system;
+  std::string workload = "inference";
+  std::string mode;
+  std::vector<std::string> sets;
+  std::string fix;
+  int64_t devices = 8;
+  int top = 10;
+};
+
+Result<cost::ModelProfile> ReadModel(const std::string& name) {
+  PENSTOCK_TRY_ASSIGN(const std::string path, FindConfig("models", "json", name));
+  Json config;
+  if (path.ends_with(".json")) {
+    PENSTOCK_TRY_ASSIGN(config, ReadJsonFile(path));
+  } else {
+    PENSTOCK_TRY_ASSIGN(const std::unique_ptr<weights::ModelFiles> files, weights::OpenModel(path));
+    config = files->config();
+  }
+  PENSTOCK_TRY_ASSIGN(const model::Model model, model::BuildModel(config, path));
+  PENSTOCK_TRY_ASSIGN(cost::ModelProfile profile,
+                      cost::BuildProfile(model.graph, std::filesystem::path(path).stem().string(),
+                                         model.config.family));
+  profile.parameters_mtp = static_cast<double>(model.config.mtp_parameters);
+  return profile;
+}
+
+// 0, or 1 where nothing fits.
+Result<int> Plan(const Flags& flags) {
+  PENSTOCK_TRY_ASSIGN(const cost::ModelProfile model, ReadModel(flags.model));
+  PENSTOCK_TRY_ASSIGN(const hw::System system, hw::ReadSystem(flags.system));
+  PENSTOCK_TRY_ASSIGN(const plan::Workload workload,
+                      plan::ReadWorkload(flags.workload, flags.mode, flags.sets));
+  const plan::Context context{&model, &system, &workload};
+  plan::SearchOptions options;
+  options.devices = flags.devices;
+  options.top = flags.top;
+  PENSTOCK_TRY_ASSIGN(options.fixed, plan::ParseFixed(flags.fix, model.decoder_layers()));
+  plan::Answer answer;
+  PENSTOCK_TRY_ASSIGN(answer.search, plan::Search(context, options));
+  for (plan::Plan& p : answer.search.plans) {
+    if (workload.mode == plan::Mode::kTraining) {
+      plan::ExplainTraining(context, p);
+    } else {
+      plan::ExplainInference(context, p);
+    }
+  }
+  answer.verdict = plan::Judge(context, options, answer.search);
+  if (flags.common.json) {
+    PrintJson(plan::AnswerJson(context, answer, flags.top));
+  } else {
+    fmt::print("{}", plan::AnswerText(context, answer, flags.top, TerminalWidth()));
+  }
+  return answer.search.plans.empty() ? 1 : 0;
+}
+
+}  // namespace
+
+void AddPlan(CLI::App& app, int& status) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* verb = app.add_subcommand(
+      "plan", "Say whether pipelining is worth it for a model, a machine and its work");
+  AddCommonFlags(*verb, flags->common);
+  verb->add_option("--model,-m", flags->model,
+                   "A name from configs/models, a config.json, a model folder or a .gguf file")
+      ->required();
+  verb->add_option("--system,-s", flags->system, "A name from configs/systems or a TOML file")
+      ->required();
+  verb->add_option("--workload,-w", flags->workload,
+                   "A name from configs/workloads or a TOML file; inference and training are "
+                   "defaults to start from")
+      ->capture_default_str();
+  verb->add_option("-W", flags->sets, "Set one key of the workload: key=value (repeatable)")
+      ->take_all();
+  verb->add_option("--mode", flags->mode, "inference or training (default: the workload's)")
+      ->check(CLI::IsMember({"inference", "training"}));
+  verb->add_option("--devices,-n", flags->devices, "Use at most this many devices")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  verb->add_option("--fix", flags->fix,
+                   "Fix parts of the layout, the rest is searched: tp, pp, dp, ep, cp, chunks, "
+                   "micro_batch, schedule, recompute, sequence_parallel, zero, layers=a/b/c, "
+                   "precision");
+  verb->add_option("--top", flags->top, "Plans to show")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000));
+  verb->footer(
+      "Example: penstock plan --model llama-3.1-70b --system dgx-h100 --workload chat --devices "
+      "16\n"
+      "Exit status 1 when nothing fits.");
+  verb->callback([flags, verb, &status] {
+    const Result<int> result = Plan(*flags);
+    status = result.ok() ? result.value() : Fail(*verb, result.error());
+  });
+}
+
+}  // namespace penstock::cli

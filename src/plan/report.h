@@ -1,0 +1,27 @@
+// The answer as JSON (interfaces of `penstock plan --json`) and as text for a terminal.
+
+#pragma once
+
+#include <string>
+
+#include "base/json.h"
+#include "plan/verdict.h"
+
+namespace penstock::plan {
+
+struct Answer {
+  SearchResult search;
+  Verdict verdict;
+};
+
+Json PlanJson(const Plan& plan);
+Json AnswerJson(const Context& context, const Answer& answer, int top);
+
+// A calm table: the verdict, the plans, the best one's arithmetic, what would turn it, and what was
+// assumed. Without colours; `width` columns at most where words allow.
+std::string AnswerText(const Context& context, const Answer& answer, int top, int width);
+
+// Every figure that the answer rests on and nobody measured here.
+std::vector<std::string> Assumptions(const Context& context);
+
+}  // namespace penstock::plan

@@ -1,0 +1,471 @@
+#include "plan/search.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <tuple>
+
+#include "plan/inference.h"
+#include "plan/memory.h"
+#include "plan/training.h"
+
+namespace penstock::plan {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+using LayoutKey = std::tuple<int64_t, int64_t, int64_t, int64_t, int64_t>;
+
+LayoutKey KeyOf(const Layout& l) {
+  return {l.dp, l.tp, l.pp, l.ep, l.cp};
+}
+
+std::vector<int64_t> Divisors(int64_t n, int64_t most) {
+  std::vector<int64_t> out;
+  for (int64_t d = 1; d <= std::min(n, most); ++d) {
+    if (n % d == 0) {
+      out.push_back(d);
+    }
+  }
+  return out;
+}
+
+std::vector<int64_t> Or(const std::optional<int64_t>& fixed, std::vector<int64_t> searched) {
+  return fixed ? std::vector<int64_t>{*fixed} : std::move(searched);
+}
+
+// Counts of a dimension: all up to 16, then in growing steps.
+std::vector<int64_t> Counts(int64_t most) {
+  std::vector<int64_t> out;
+  for (int64_t n = 1; n <= most; n += n < 16 ? 1 : (n < 64 ? 4 : 16)) {
+    out.push_back(n);
+  }
+  return out;
+}
+
+class Searcher {
+ public:
+  Searcher(const Context& context, const SearchOptions& options)
+      : context_(context), options_(options), fixed_(options.fixed), start_(Clock::now()) {}
+
+  void Run();
+  SearchResult Take();
+
+ protected:
+  void Offer(Plan plan, const std::string& why);
+  void Inference();
+  void InferenceOf(int64_t tp, int64_t pp, InferencePricer& pricer);
+  void Training();
+  void TrainingOf(Layout layout, TrainingPricer& pricer);
+  void TrainingShape(const Layout& layout, TrainingPricer& pricer);
+  bool SetFixedCut(Layout& layout) const;
+  bool TooHeavy(const Layout& layout);
+  std::vector<int64_t> TensorParallel() const;
+  std::vector<int64_t> ExpertParallel(const Layout& layout) const;
+  void SimulateBest();
+
+  const Context& context_;
+  const SearchOptions& options_;
+  const Fixed& fixed_;
+  Clock::time_point start_;
+  SearchResult result_;
+  std::map<LayoutKey, Plan> best_;          // that fit
+  std::map<LayoutKey, Rejected> rejected_;  // nearest to fitting
+  std::vector<Plan> front_;                 // running Pareto set
+  double best_tokens_per_s_ = 0;
+  std::unique_ptr<TrainingPricer> training_;
+};
+
+// a is no worse in everything that a buyer or user looks at.
+bool Dominates(const Plan& a, const Plan& b, Mode mode) {
+  const double latency_a = mode == Mode::kTraining ? a.step_s : a.tpot_s;
+  const double latency_b = mode == Mode::kTraining ? b.step_s : b.tpot_s;
+  return latency_a <= latency_b && a.tokens_per_s >= b.tokens_per_s &&
+         a.cost_per_million_tokens <= b.cost_per_million_tokens &&
+         a.memory.peak() <= b.memory.peak();
+}
+
+void Searcher::Offer(Plan plan, const std::string& why) {
+  const LayoutKey key = KeyOf(plan.layout);
+  if (!why.empty()) {
+    const auto it = rejected_.find(key);
+    if (it == rejected_.end() || plan.memory.peak() < it->second.plan.memory.peak()) {
+      rejected_[key] = Rejected{std::move(plan), why};
+    }
+    return;
+  }
+  best_tokens_per_s_ = std::max(best_tokens_per_s_, plan.tokens_per_s);
+  const Mode mode = context_.workload->mode;
+  bool dominated = false;
+  for (const Plan& other : front_) {
+    dominated = dominated || Dominates(other, plan, mode);
+  }
+  if (!dominated) {
+    std::erase_if(front_, [&](const Plan& other) { return Dominates(plan, other, mode); });
+    if (front_.size() < 4096) {
+      front_.push_back(plan);
+    }
+  }
+  const auto it = best_.find(key);
+  if (it == best_.end() || plan.tokens_per_s > it->second.tokens_per_s) {
+    best_[key] = std::move(plan);
+  }
+}
+
+bool Searcher::SetFixedCut(Layout& layout) const {
+  if (fixed_.layers.empty()) {
+    return true;
+  }
+  layout.cut.assign(fixed_.layers.begin(), fixed_.layers.end());
+  layout.cut.front() += 1;
+  layout.cut.back() += 1;
+  return static_cast<int64_t>(layout.cut.size()) == layout.stages();
+}
+
+std::vector<int64_t> Searcher::TensorParallel() const {
+  std::vector<int64_t> out;
+  const int64_t domain = context_.system->domain();
+  for (const int64_t d :
+       Divisors(std::max<int64_t>(1, context_.model->attention_heads), options_.devices)) {
+    const bool power = (d & (d - 1)) == 0;
+    // Beyond the scale-up domain a few wide groups; inside, every divisor of the heads.
+    if (d <= std::min<int64_t>(domain, 16) || (power && d <= 4 * std::min<int64_t>(domain, 256))) {
+      out.push_back(d);
+    }
+  }
+  return Or(fixed_.tp, out);
+}
+
+std::vector<int64_t> Searcher::ExpertParallel(const Layout& layout) const {
+  if (!context_.model->has_experts) {
+    return Or(fixed_.ep, {1});
+  }
+  std::vector<int64_t> out = {1};
+  const int64_t all = layout.dp * layout.tp * layout.cp;
+  for (int64_t e = 2; e <= all && e <= 1024; e *= 2) {
+    if (all % e == 0 && e >= layout.tp) {
+      out.push_back(e);
+    }
+  }
+  return Or(fixed_.ep, out);
+}
+
+// Weights alone over the least that a stage can hold: no need to price it. Offers the rejection.
+bool Searcher::TooHeavy(const Layout& layout) {
+  if (!options_.prune) {
+    return false;
+  }
+  const cost::Formats formats{layout.precision, layout.kv_precision};
+  double bytes = 0;
+  if (context_.workload->mode == Mode::kInference) {
+    for (const int32_t c : context_.model->class_of) {
+      bytes += cost::WeightBytesPerDevice(context_.model->classes[static_cast<size_t>(c)],
+                                          layout.sharding(), formats);
+    }
+  }
+  const double least = bytes / static_cast<double>(layout.pp);
+  if (least <= context_.system->device.usable_bytes() * 1.3) {
+    return false;
+  }
+  ++result_.pruned;
+  return rejected_.contains(KeyOf(layout));
+}
+
+void Searcher::InferenceOf(int64_t tp, int64_t pp, InferencePricer& pricer) {
+  const InferenceWorkload& w = context_.workload->inference;
+  const int64_t most = options_.devices / (tp * pp);
+  const auto sequences = w.arrivals() ? int64_t{1} << 40 : static_cast<int64_t>(w.sequences);
+  std::vector<int64_t> replicas;
+  for (const int64_t dp : Counts(std::min(most, sequences))) {
+    replicas.push_back(dp);
+  }
+  if (!replicas.empty() && replicas.back() != std::min(most, sequences)) {
+    replicas.push_back(std::min(most, sequences));
+  }
+  for (const int64_t dp : Or(fixed_.dp, replicas)) {
+    Layout layout;
+    layout.dp = dp;
+    layout.tp = tp;
+    layout.pp = pp;
+    layout.replicas_outermost = true;
+    layout.precision = fixed_.precision.value_or(w.precision);
+    layout.kv_precision = fixed_.kv_precision.value_or(w.kv_precision);
+    layout.chunks = fixed_.chunks.value_or(1);
+    layout.cp = fixed_.cp.value_or(1);
+    layout.sequence_parallel = fixed_.sequence_parallel.value_or(false);
+    layout.prefill_chunk_tokens = fixed_.prefill_chunk_tokens.value_or(0);
+    for (const int64_t ep : ExpertParallel(layout)) {
+      layout.ep = ep;
+      // As many groups as stages; one more where hops leave room in the ring.
+      std::vector<int64_t> groups = {pp};
+      if (pp > 1) {
+        groups.push_back(pp + 1);
+      }
+      for (const int64_t g : groups) {
+        Plan plan;
+        plan.layout = layout;
+        plan.layout.micro_batches = g;
+        plan.layout.micro_batch = fixed_.micro_batch.value_or(0);
+        if (!SetFixedCut(plan.layout)) {
+          continue;
+        }
+        std::string why = Impossible(context_, plan.layout);
+        if (why.empty() && plan.layout.devices() > options_.devices) {
+          why = fmt::format("needs {} devices of {}", plan.layout.devices(), options_.devices);
+        }
+        if (!why.empty()) {
+          plan.layout.cut.assign(static_cast<size_t>(std::min<int64_t>(pp, 1 << 12)), 0);
+          Offer(std::move(plan), why);
+          break;
+        }
+        if (TooHeavy(plan.layout)) {
+          break;
+        }
+        why = pricer.Price(plan);
+        ++result_.evaluated;
+        Offer(std::move(plan), why);
+        if (fixed_.micro_batch) {
+          break;
+        }
+      }
+    }
+  }
+}
+
+void Searcher::Inference() {
+  InferencePricer pricer(context_);
+  for (const int64_t tp : TensorParallel()) {
+    const int64_t most = std::max<int64_t>(1, options_.devices / tp);
+    for (const int64_t pp :
+         Or(fixed_.pp, Counts(std::min<int64_t>(most, context_.model->num_layers())))) {
+      InferenceOf(tp, pp, pricer);
+    }
+  }
+}
+
+void Searcher::TrainingShape(const Layout& base, TrainingPricer& pricer) {
+  struct Choice {
+    std::string schedule;
+    int64_t chunks;
+  };
+
+  std::vector<Choice> choices;
+  if (fixed_.schedule) {
+    const bool folded = *fixed_.schedule == "zb-v" || *fixed_.schedule == "v-half" ||
+                        *fixed_.schedule == "v-min" || *fixed_.schedule == "dualpipe-v";
+    const bool looped =
+        fixed_.schedule->starts_with("interleaved") || *fixed_.schedule == "looped-bfs";
+    for (const int64_t v : Or(fixed_.chunks, looped ? std::vector<int64_t>{2, 3, 4, 5, 6, 8}
+                                                    : std::vector<int64_t>{folded ? 2 : 1})) {
+      choices.push_back({*fixed_.schedule, v});
+    }
+  } else if (base.pp == 1) {
+    choices.push_back({"1f1b", fixed_.chunks.value_or(1)});
+  } else {
+    for (const int64_t v : Or(fixed_.chunks, {1, 2, 3, 4, 5, 6, 8, 10, 12})) {
+      if (v > 1 && base.pp * v > context_.model->num_layers()) {
+        continue;
+      }
+      if (v == 1) {
+        choices.push_back({"1f1b", 1});
+        choices.push_back({"zb-h1", 1});
+      } else {
+        choices.push_back({"interleaved-1f1b", v});
+        if (v == 2) {
+          choices.push_back({"zb-v", 2});
+          choices.push_back({"dualpipe-v", 2});
+        }
+      }
+    }
+  }
+  std::vector<int64_t> zeros = {1};
+  if (base.dp * base.cp == 1) {
+    zeros = {0};
+  } else if (base.pp == 1) {
+    zeros = {1, 2, 3};
+  }
+  for (const int64_t zero : Or(fixed_.zero, zeros)) {
+    for (const Choice& choice : choices) {
+      Plan plan;
+      plan.layout = base;
+      plan.layout.schedule = choice.schedule;
+      plan.layout.chunks = choice.chunks;
+      plan.layout.zero = static_cast<int>(zero);
+      if (!SetFixedCut(plan.layout)) {
+        continue;
+      }
+      std::string why = Impossible(context_, plan.layout);
+      if (why.empty()) {
+        why = pricer.Price(plan);
+        ++result_.evaluated;
+      } else {
+        plan.layout.cut.assign(static_cast<size_t>(std::min<int64_t>(base.pp, 1 << 12)), 0);
+      }
+      Offer(std::move(plan), why);
+    }
+  }
+}
+
+void Searcher::TrainingOf(Layout layout, TrainingPricer& pricer) {
+  const TrainingWorkload& w = context_.workload->training;
+  // No layout of so few devices can be faster than its arithmetic at the peak rate.
+  const double tokens = static_cast<double>(w.global_batch * w.sequence_tokens);
+  const double least_s = 3 * cost::ModelFlops(*context_.model, tokens, 0, tokens) /
+                         (static_cast<double>(layout.devices()) *
+                          context_.system->device.Rate(layout.precision).second);
+  if (options_.prune && tokens / least_s < best_tokens_per_s_) {
+    ++result_.pruned;
+    return;
+  }
+  for (const int64_t ep : ExpertParallel(layout)) {
+    layout.ep = ep;
+    for (const int64_t mb : Or(fixed_.micro_batch, {1, 2, 4, 8})) {
+      if (!fixed_.micro_batch && w.global_batch % (layout.dp * mb) != 0) {
+        continue;
+      }
+      layout.micro_batch = mb;
+      const std::vector<Recompute> modes =
+          fixed_.recompute
+              ? std::vector<Recompute>{*fixed_.recompute}
+              : std::vector<Recompute>{Recompute::kSelective, Recompute::kFull, Recompute::kNone};
+      for (const Recompute recompute : modes) {
+        layout.recompute = recompute;
+        TrainingShape(layout, pricer);
+      }
+    }
+  }
+}
+
+void Searcher::Training() {
+  training_ = std::make_unique<TrainingPricer>(context_);
+  const TrainingWorkload& w = context_.workload->training;
+  std::vector<int64_t> contexts = {1};
+  for (int64_t cp = 2; cp <= 64 && w.sequence_tokens / cp >= 4096; cp *= 2) {
+    contexts.push_back(cp);
+  }
+  std::vector<Layout> layouts;
+  for (const int64_t tp : TensorParallel()) {
+    for (const int64_t cp : Or(fixed_.cp, contexts)) {
+      const int64_t most = std::max<int64_t>(1, options_.devices / (tp * cp));
+      for (const int64_t pp :
+           Or(fixed_.pp, Counts(std::min<int64_t>(most, context_.model->num_layers())))) {
+        const int64_t left = options_.devices / (tp * cp * pp);
+        for (const int64_t dp : Or(fixed_.dp, Divisors(w.global_batch, left))) {
+          Layout layout;
+          layout.tp = tp;
+          layout.cp = cp;
+          layout.pp = pp;
+          layout.dp = dp;
+          layout.precision = fixed_.precision.value_or(w.precision);
+          layout.sequence_parallel = fixed_.sequence_parallel.value_or(tp > 1);
+          layouts.push_back(layout);
+        }
+      }
+    }
+  }
+  // Most devices first: their plans prune the rest.
+  std::stable_sort(layouts.begin(), layouts.end(),
+                   [](const Layout& a, const Layout& b) { return a.devices() > b.devices(); });
+  for (const Layout& layout : layouts) {
+    if (layout.devices() > options_.devices) {
+      Plan plan;
+      plan.layout = layout;
+      plan.layout.cut.assign(static_cast<size_t>(std::min<int64_t>(layout.pp, 1 << 12)), 0);
+      Offer(std::move(plan),
+            fmt::format("needs {} devices of {}", layout.devices(), options_.devices));
+      continue;
+    }
+    TrainingOf(layout, *training_);
+  }
+}
+
+void Searcher::Run() {
+  if (context_.workload->mode == Mode::kTraining) {
+    Training();
+  } else {
+    Inference();
+  }
+}
+
+void Searcher::SimulateBest() {
+  const auto start = Clock::now();
+  const size_t most = std::min<size_t>(result_.plans.size(), 12);
+  for (size_t i = 0; i < most; ++i) {
+    Plan& plan = result_.plans[i];
+    const int64_t actions = plan.layout.stages() * plan.layout.micro_batches;
+    if (plan.layout.pp > 1 && actions <= 400000 && training_->Simulate(plan).ok()) {
+      ++result_.simulated;
+    }
+  }
+  result_.simulate_s = SecondsSince(start);
+}
+
+SearchResult Searcher::Take() {
+  for (auto& [key, plan] : best_) {
+    result_.plans.push_back(std::move(plan));
+  }
+  SortPlans(result_.plans);
+  result_.seconds_s = SecondsSince(start_);
+  if (options_.simulate && training_ != nullptr) {
+    SimulateBest();
+    SortPlans(result_.plans);
+  }
+  result_.pareto = std::move(front_);
+  std::sort(result_.pareto.begin(), result_.pareto.end(),
+            [](const Plan& a, const Plan& b) { return a.tokens_per_s > b.tokens_per_s; });
+  for (auto& [key, rejected] : rejected_) {
+    if (!best_.contains(key)) {
+      result_.rejected.push_back(std::move(rejected));
+    }
+  }
+  // The ones with figures first, nearest to fitting.
+  std::sort(result_.rejected.begin(), result_.rejected.end(),
+            [](const Rejected& a, const Rejected& b) {
+              const auto rank = [](const Rejected& r) {
+                return r.plan.memory.peak() > 0 ? r.plan.memory.peak() : 1e300;
+              };
+              return rank(a) < rank(b);
+            });
+  if (result_.rejected.size() > options_.keep_rejected) {
+    result_.rejected.resize(options_.keep_rejected);
+  }
+  return std::move(result_);
+}
+
+}  // namespace
+
+void SortPlans(std::vector<Plan>& plans) {
+  std::sort(plans.begin(), plans.end(),
+            [](const Plan& a, const Plan& b) { return a.tokens_per_s > b.tokens_per_s; });
+  if (plans.empty()) {
+    return;
+  }
+  const double limit = 0.98 * plans.front().tokens_per_s;
+  const auto tie = std::find_if(plans.begin(), plans.end(),
+                                [&](const Plan& p) { return p.tokens_per_s < limit; });
+  const auto first = std::min_element(plans.begin(), tie, [](const Plan& a, const Plan& b) {
+    const auto order = [](const Plan& p) {
+      return std::tuple(p.layout.pp > 1, p.layout.devices(), -p.tokens_per_s);
+    };
+    return order(a) < order(b);
+  });
+  std::rotate(plans.begin(), first, first + 1);
+}
+
+Result<SearchResult> Search(const Context& context, const SearchOptions& options) {
+  if (options.devices < 1) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[plan.search] --devices: got {}, wanted 1 or more", options.devices);
+  }
+  Searcher searcher(context, options);
+  searcher.Run();
+  return searcher.Take();
+}
+
+}  // namespace penstock::plan

@@ -1,0 +1,447 @@
+#include "plan/training.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "base/units.h"
+#include "plan/cut.h"
+#include "plan/memory.h"
+#include "schedule/registry.h"
+#include "sim/simulate.h"
+
+namespace penstock::plan {
+namespace {
+
+using cost::LayerTime;
+
+struct ClassStep {
+  StageStep step;
+  LayerTime forward;
+  double compute_s = 0;  // F, I and W: arithmetic alone
+  double memory_s = 0;
+  double comm_s = 0;  // exposed collectives of all of them
+};
+
+using PriceKey = std::tuple<int64_t, int64_t, int64_t, int64_t, bool, Recompute, hw::Precision>;
+using CutKey = std::tuple<PriceKey, int64_t, int64_t, std::string, int, int64_t, int64_t>;
+
+}  // namespace
+
+struct TrainingPricer::Impl {
+  explicit Impl(const Context& c) : context(c), work(c.workload->training) {
+    const auto sequence = static_cast<double>(work.sequence_tokens);
+    const double rows = static_cast<double>(work.global_batch) * sequence;
+    // As frameworks count: causal attention in full, backward twice forward.
+    model_flops = 3 * cost::ModelFlops(*c.model, rows, sequence, rows);
+    unit_seconds.resize(c.model->class_of.size());
+    unit_fixed.resize(c.model->class_of.size());
+    unit_live.resize(c.model->class_of.size());
+  }
+
+  const std::vector<ClassStep>& Classes(const Layout& layout);
+  ClassStep PriceClass(const cost::LayerProfile& layer, const Layout& layout) const;
+  std::string Cut(Layout& layout);
+  double HopSeconds(const Layout& layout) const;
+  double GradientSeconds(const Layout& layout, double params, double expert_params,
+                         double compute_s, double* hidden_s) const;
+  void Finish(Plan& plan, double schedule_s, double busy_s);
+  std::string Judge(Plan& plan) const;
+
+  Context context;
+  TrainingWorkload work;
+  double model_flops = 0;
+  std::vector<double> unit_seconds, unit_fixed, unit_live;
+  std::map<PriceKey, std::vector<ClassStep>> prices;
+  std::map<CutKey, std::vector<int32_t>> cuts;
+};
+
+ClassStep TrainingPricer::Impl::PriceClass(const cost::LayerProfile& layer,
+                                           const Layout& layout) const {
+  const hw::Calibration& c = context.calibration();
+  const auto sequence = static_cast<double>(work.sequence_tokens);
+  cost::StepShape shape;
+  shape.rows = static_cast<double>(layout.micro_batch) * sequence / static_cast<double>(layout.cp);
+  shape.context = c.skips_masked_attention ? sequence / 2 : sequence;
+  shape.head_rows = shape.rows;
+  // Keys and values are in the layer's own rows: nothing is read from a state.
+  const cost::Formats formats{layout.precision, hw::Precision::kBf16};
+  const LayerTime f =
+      cost::ForwardTime(layer, shape, layout.sharding(), formats, context.machine());
+  ClassStep out;
+  out.forward = f;
+  const double comm = c.exposed_tensor_parallel * (f.tensor_s + f.expert_s) + f.context_s;
+  const double products = f.busy_s - f.attention_busy_s;
+  out.step.f_s = f.busy_s + comm;
+  out.step.i_s = products + 2 * f.attention_busy_s + comm;
+  out.step.w_s = products;
+  double times = 1;  // forward passes in all
+  if (layer.kind == model::LayerKind::kDecoder) {
+    if (layout.recompute == Recompute::kFull) {
+      out.step.i_s += out.step.f_s;
+      times = 2;
+    } else if (layout.recompute == Recompute::kSelective) {
+      out.step.i_s += f.attention_busy_s;
+    }
+  }
+  if (layer.kind == model::LayerKind::kEmbedding) {
+    out.step.i_s = 0;
+    out.step.w_s = f.busy_s;
+  }
+  out.compute_s = (2 + times) * f.compute_s;
+  out.memory_s = (2 + times) * f.memory_s;
+  out.comm_s = (1 + times) * comm;
+  return out;
+}
+
+const std::vector<ClassStep>& TrainingPricer::Impl::Classes(const Layout& layout) {
+  const PriceKey key{
+      layout.tp,        layout.ep,       layout.cp, layout.micro_batch, layout.sequence_parallel,
+      layout.recompute, layout.precision};
+  auto it = prices.find(key);
+  if (it == prices.end()) {
+    std::vector<ClassStep> steps;
+    for (const cost::LayerProfile& layer : context.model->classes) {
+      steps.push_back(PriceClass(layer, layout));
+    }
+    it = prices.emplace(key, std::move(steps)).first;
+  }
+  return it->second;
+}
+
+// Cuts pp x chunks stages. With one chunk per rank memory is a constraint of the cut; with several
+// the cut balances time, and memory is checked after.
+std::string TrainingPricer::Impl::Cut(Layout& layout) {
+  const cost::ModelProfile& model = *context.model;
+  if (!layout.cut.empty()) {
+    return "";
+  }
+  if (layout.stages() == 1) {
+    layout.cut = {model.num_layers()};
+    return "";
+  }
+  const PriceKey price{
+      layout.tp,        layout.ep,       layout.cp, layout.micro_batch, layout.sequence_parallel,
+      layout.recompute, layout.precision};
+  const CutKey key{price,
+                   layout.pp,
+                   layout.chunks,
+                   layout.chunks > 1 ? "" : layout.schedule,
+                   layout.zero,
+                   layout.chunks > 1 ? 0 : layout.dp,
+                   layout.chunks > 1 ? 0 : std::min(layout.micro_batches, 2 * layout.pp)};
+  if (const auto it = cuts.find(key); it != cuts.end()) {
+    layout.cut = it->second;
+    return "";
+  }
+  const std::vector<ClassStep>& classes = Classes(layout);
+  const StateBytes dense = TrainingStateBytes(work, layout, false);
+  const StateBytes expert = TrainingStateBytes(work, layout, true);
+  const auto sequence = static_cast<double>(work.sequence_tokens);
+  const double rows =
+      static_cast<double>(layout.micro_batch) * sequence / static_cast<double>(layout.cp);
+  std::vector<double> seconds, fixed, live;
+  for (size_t c = 0; c < classes.size(); ++c) {
+    const StageStep& s = classes[c].step;
+    seconds.push_back(s.f_s + s.i_s + s.w_s);
+    const auto [d, e] = cost::ParametersPerDevice(model.classes[c], layout.sharding());
+    fixed.push_back(d * (dense.weights + dense.gradients + dense.optimizer) +
+                    e * (expert.weights + expert.gradients + expert.optimizer));
+    live.push_back(ActivationBytes(model.classes[c], layout, rows, sequence));
+  }
+  for (size_t u = 0; u < unit_seconds.size(); ++u) {
+    const auto c = static_cast<size_t>(model.class_of[u]);
+    unit_seconds[u] = seconds[c];
+    unit_fixed[u] = fixed[c];
+    unit_live[u] = live[c];
+  }
+  CutProblem problem;
+  problem.seconds = unit_seconds;
+  problem.stages = static_cast<int32_t>(layout.stages());
+  std::vector<double> shares;
+  std::optional<CutResult> cut;
+  if (layout.chunks == 1) {
+    for (int64_t r = 0; r < layout.pp; ++r) {
+      shares.push_back(InFlight(layout, r));
+    }
+    problem.fixed_bytes = unit_fixed;
+    problem.live_bytes = unit_live;
+    problem.live = shares;
+    problem.capacity_bytes = context.system->device.usable_bytes();
+    cut = FindCut(problem);
+  }
+  if (!cut) {
+    problem.fixed_bytes = {};
+    problem.live_bytes = {};
+    problem.live = {};
+    problem.capacity_bytes = 0;
+    cut = FindCut(problem);
+  }
+  layout.cut = cut->units;
+  if (cuts.size() > 200000) {
+    cuts.clear();
+  }
+  cuts.emplace(key, layout.cut);
+  return "";
+}
+
+double TrainingPricer::Impl::HopSeconds(const Layout& layout) const {
+  if (layout.pp == 1) {
+    return 0;
+  }
+  const double rows = static_cast<double>(layout.micro_batch * work.sequence_tokens) /
+                      static_cast<double>(layout.cp);
+  // The widest boundary; each tensor-parallel rank sends its share.
+  const double width =
+      *std::max_element(context.model->boundary_width.begin(), context.model->boundary_width.end());
+  return hw::MessageSeconds(*context.system, layout.hop_distance(),
+                            rows * width * 2 / static_cast<double>(layout.tp));
+}
+
+// What nothing hides of the exchange of gradients and weights between replicas.
+double TrainingPricer::Impl::GradientSeconds(const Layout& layout, double params,
+                                             double expert_params, double compute_s,
+                                             double* all_s) const {
+  const hw::System& system = *context.system;
+  const double gradient = work.fp32_gradients ? 4 : 2;
+  const auto exchange = [&](double n, const hw::Group& group) {
+    if (group.devices < 2 || n <= 0) {
+      return 0.0;
+    }
+    if (layout.zero == 0) {
+      return hw::AllReduceSeconds(system, group, n * gradient);
+    }
+    const double gather = hw::AllGatherSeconds(system, group, n * 2);
+    const double scatter = hw::AllGatherSeconds(system, group, n * gradient);
+    return layout.zero == 3 ? static_cast<double>(layout.micro_batches) * 2 * gather + scatter
+                            : scatter + gather;
+  };
+  double seconds = exchange(params, {layout.dp * layout.cp, layout.tp});
+  if (expert_params > 0) {
+    const int64_t replicas =
+        layout.ep > 1 ? layout.dp * layout.cp * layout.tp / layout.ep : layout.dp * layout.cp;
+    seconds += exchange(expert_params, {replicas, layout.ep > 1 ? layout.ep : layout.tp});
+  }
+  *all_s = seconds;
+  const double share = context.calibration().exposed_data_parallel;
+  if (layout.zero == 3) {  // hidden behind the layers of the same micro-batch, where it fits
+    return std::max(share * seconds, seconds - compute_s);
+  }
+  return share * seconds;
+}
+
+void TrainingPricer::Impl::Finish(Plan& plan, double schedule_s, double busy_s) {
+  const Layout& layout = plan.layout;
+  const hw::Calibration& c = context.calibration();
+  const cost::ModelProfile& model = *context.model;
+  // Parameters of the fullest rank.
+  const std::vector<ClassStep>& classes = Classes(layout);
+  std::vector<double> dense(static_cast<size_t>(layout.pp), 0);
+  std::vector<double> expert(dense.size(), 0);
+  std::vector<ClassStep> ranks(dense.size());
+  size_t unit = 0;
+  for (size_t s = 0; s < layout.cut.size(); ++s) {
+    const auto r = static_cast<size_t>(RankOfStage(layout, static_cast<int64_t>(s)));
+    for (int32_t i = 0; i < layout.cut[s]; ++i, ++unit) {
+      const auto k = static_cast<size_t>(model.class_of[unit]);
+      const auto [d, e] = cost::ParametersPerDevice(model.classes[k], layout.sharding());
+      dense[r] += d;
+      expert[r] += e;
+      ranks[r].compute_s += classes[k].compute_s;
+      ranks[r].memory_s += classes[k].memory_s;
+      ranks[r].comm_s += classes[k].comm_s;
+    }
+  }
+  const size_t fullest =
+      static_cast<size_t>(std::max_element(dense.begin(), dense.end()) - dense.begin());
+  double all_gradient_s = 0;
+  const double gradient_s =
+      GradientSeconds(layout, dense[fullest], expert[fullest], busy_s, &all_gradient_s);
+  const StateBytes state = TrainingStateBytes(work, layout, false);
+  const double replicas = static_cast<double>(layout.dp * layout.cp);
+  const double touched =
+      dense[fullest] * (2 * state.optimizer + 4 + 2 / (layout.zero > 0 ? replicas : 1)) +
+      expert[fullest] * 2 * TrainingStateBytes(work, layout, true).optimizer;
+  const double optimizer_s =
+      touched / (context.system->device.memory_bandwidth * c.memory_efficiency);
+  plan.step_s = schedule_s + gradient_s + optimizer_s + c.fixed_per_step_s;
+  const auto m = static_cast<double>(layout.micro_batches);
+  const auto busiest = std::max_element(
+      ranks.begin(), ranks.end(),
+      [](const ClassStep& a, const ClassStep& b) { return a.compute_s < b.compute_s; });
+  plan.compute_s = m * busiest->compute_s;
+  plan.memory_s = m * busiest->memory_s + optimizer_s;
+  plan.communication_s = m * busiest->comm_s + gradient_s;
+  plan.bubble_s = std::max(0.0, schedule_s - busy_s);
+  plan.bubble_ratio = plan.bubble_s / plan.step_s;
+  const double tokens = static_cast<double>(work.global_batch * work.sequence_tokens);
+  plan.tokens_per_s = tokens / plan.step_s;
+  plan.mfu = model_flops / (plan.step_s * static_cast<double>(layout.devices()) *
+                            context.system->device.Rate(layout.precision).second);
+  const double largest = std::max({plan.compute_s, plan.communication_s, plan.bubble_s});
+  plan.bound_by = largest == plan.compute_s
+                      ? (plan.memory_s > plan.compute_s ? "memory time" : "compute")
+                      : (largest == plan.bubble_s ? "bubbles" : "links");
+  plan.tokens_per_s_per_device = plan.tokens_per_s / static_cast<double>(layout.devices());
+  plan.cost_per_million_tokens = static_cast<double>(layout.devices()) *
+                                 context.system->price_usd_per_device_hour / 3600 /
+                                 plan.tokens_per_s * 1e6;
+  plan.energy_j_per_token =
+      static_cast<double>(layout.devices()) * context.system->device.power_w / plan.tokens_per_s;
+}
+
+std::string TrainingPricer::Impl::Judge(Plan& plan) const {
+  if (plan.memory.fits()) {
+    return "";
+  }
+  const double usable = plan.memory.capacity - plan.memory.reserve;
+  return fmt::format(
+      "does not fit memory: the fullest device needs {} (weights {}, gradients {}, optimizer {}, "
+      "activations {}), {} more than the {} usable",
+      FormatBytes(plan.memory.peak()), FormatBytes(plan.memory.weights),
+      FormatBytes(plan.memory.gradients), FormatBytes(plan.memory.optimizer),
+      FormatBytes(plan.memory.activations), FormatBytes(plan.memory.peak() - usable),
+      FormatBytes(usable));
+}
+
+TrainingPricer::TrainingPricer(const Context& context) : impl_(std::make_unique<Impl>(context)) {}
+
+TrainingPricer::~TrainingPricer() = default;
+
+std::vector<StageStep> TrainingPricer::Stages(const Layout& layout) {
+  const std::vector<ClassStep>& classes = impl_->Classes(layout);
+  std::vector<StageStep> stages;
+  size_t unit = 0;
+  for (const int32_t units : layout.cut) {
+    StageStep& stage = stages.emplace_back();
+    for (int32_t i = 0; i < units; ++i, ++unit) {
+      const StageStep& s = classes[static_cast<size_t>(impl_->context.model->class_of[unit])].step;
+      stage.f_s += s.f_s;
+      stage.i_s += s.i_s;
+      stage.w_s += s.w_s;
+    }
+  }
+  return stages;
+}
+
+std::string TrainingPricer::Price(Plan& plan) {
+  Layout& layout = plan.layout;
+  layout.micro_batches = impl_->work.global_batch / (layout.dp * layout.micro_batch);
+  impl_->Cut(layout);
+  const std::vector<StageStep> stages = Stages(layout);
+  const auto p = static_cast<size_t>(layout.pp);
+  const auto v = static_cast<double>(layout.chunks);
+  const auto m = static_cast<double>(layout.micro_batches);
+  std::vector<StageStep> ranks(p);
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const auto r = static_cast<size_t>(RankOfStage(layout, static_cast<int64_t>(s)));
+    ranks[r].f_s += stages[s].f_s;
+    ranks[r].i_s += stages[s].i_s;
+    ranks[r].w_s += stages[s].w_s;
+  }
+  double slowest = 0;
+  double sum = 0;
+  double zero_bubble = 0;  // fill of ZB-H1
+  double zero_bubble2 = 0;
+  plan.stage_s.clear();
+  for (const StageStep& r : ranks) {
+    const double all = r.f_s + r.i_s + r.w_s;
+    plan.stage_s.push_back(all);
+    slowest = std::max(slowest, all);
+    sum += all;
+    zero_bubble += std::max(0.0, r.f_s + r.i_s - r.w_s);
+    zero_bubble2 += std::max(0.0, r.f_s + r.i_s - 2 * r.w_s);
+  }
+  const double rest = static_cast<double>(p - 1) / static_cast<double>(p);
+  double fill = sum - slowest;
+  if (layout.schedule == "interleaved-1f1b" || layout.schedule == "looped-bfs") {
+    fill /= v;
+    const auto left = layout.micro_batches % layout.pp;
+    if (left != 0) {
+      fill += static_cast<double>(layout.pp - left) * (v - 1) / v * slowest;
+    }
+  } else if (layout.schedule == "zb-h1" || layout.schedule == "dualpipe-v" ||
+             layout.schedule == "interleaved-zb" || layout.schedule == "v-half") {
+    fill = rest * zero_bubble / (layout.schedule == "interleaved-zb" ? v : 1) *
+           (layout.schedule == "dualpipe-v" ? 0.5 : 1);
+  } else if (layout.schedule == "zb-h2" || layout.schedule == "zb-v") {
+    fill = rest * zero_bubble2;
+  }
+  plan.hop_s = impl_->HopSeconds(layout) * impl_->context.calibration().exposed_hop;
+  const double hops =
+      layout.pp > 1 ? 2 * (static_cast<double>(layout.stages()) - 1) * plan.hop_s : 0;
+  plan.simulated = false;
+  impl_->Finish(plan, m * slowest + fill + hops, m * slowest);
+  plan.per_rank = TrainingMemory(impl_->context, layout);
+  plan.memory = Fullest(plan.per_rank);
+  return impl_->Judge(plan);
+}
+
+Result<schedule::Schedule> ScheduleOf(const Layout& layout) {
+  schedule::GeneratorOptions options;
+  options.ranks = static_cast<int>(layout.pp);
+  options.micro_batches = static_cast<int>(layout.micro_batches);
+  options.chunks = static_cast<int>(layout.chunks);
+  return schedule::Generate(layout.schedule, options);
+}
+
+Result<> TrainingPricer::Simulate(Plan& plan) {
+  if (plan.layout.pp == 1) {
+    plan.simulated = true;
+    return {};
+  }
+  PENSTOCK_TRY_ASSIGN(const schedule::Schedule schedule, ScheduleOf(plan.layout));
+  cost::CostModel costs;
+  for (const StageStep& s : Stages(plan.layout)) {
+    cost::StageCost& stage = costs.stages.emplace_back();
+    stage.f_s = s.f_s;
+    stage.i_s = s.i_s;
+    stage.w_s = s.w_s;
+  }
+  costs.link.latency_s = plan.hop_s;
+  sim::SimOptions options;
+  options.period = false;
+  PENSTOCK_TRY_ASSIGN(const sim::SimResult result, sim::Simulate(schedule, costs, options));
+  double busy = 0;
+  for (const sim::RankResult& rank : result.ranks) {
+    busy = std::max(busy, rank.busy_s);
+  }
+  impl_->Finish(plan, result.makespan_s, busy);
+  plan.simulated = true;
+  return {};
+}
+
+void ExplainTraining(const Context& context, Plan& plan) {
+  const Layout& l = plan.layout;
+  const TrainingWorkload& w = context.workload->training;
+  std::vector<std::string>& a = plan.arithmetic;
+  a.clear();
+  a.push_back(fmt::format("{} devices = tp {} x cp {} x dp {} x pp {}", l.devices(), l.tp, l.cp,
+                          l.dp, l.pp));
+  a.push_back(fmt::format("{} micro-batches of {} sequences on each of {} replicas = {} sequences",
+                          l.micro_batches, l.micro_batch, l.dp, w.global_batch));
+  double slowest = 0;
+  for (const double s : plan.stage_s) {
+    slowest = std::max(slowest, s);
+  }
+  a.push_back(fmt::format(
+      "step = {} micro-batches x busiest rank {} + idle of {} {} + rest (gradients, optimizer, "
+      "fixed {}) = {}{}",
+      l.micro_batches, FormatSeconds(slowest), l.schedule, FormatSeconds(plan.bubble_s),
+      FormatSeconds(context.calibration().fixed_per_step_s), FormatSeconds(plan.step_s),
+      plan.simulated ? ", simulated" : ", closed form"));
+  a.push_back(fmt::format("busiest device per step: arithmetic {}, memory {}, links {}",
+                          FormatSeconds(plan.compute_s), FormatSeconds(plan.memory_s),
+                          FormatSeconds(plan.communication_s)));
+  a.push_back(
+      fmt::format("fullest device: weights {} + gradients {} + optimizer {} + activations {} + "
+                  "workspace {} = {} "
+                  "of {} ({} kept free)",
+                  FormatBytes(plan.memory.weights), FormatBytes(plan.memory.gradients),
+                  FormatBytes(plan.memory.optimizer), FormatBytes(plan.memory.activations),
+                  FormatBytes(plan.memory.workspace), FormatBytes(plan.memory.peak()),
+                  FormatBytes(plan.memory.capacity), FormatBytes(plan.memory.reserve)));
+}
+
+}  // namespace penstock::plan

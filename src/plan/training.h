@@ -1,0 +1,51 @@
+// Training: the time of one optimizer step of a layout, and its memory.
+//
+// step = micro-batches on the busiest rank + what the schedule leaves idle + gradients that nothing
+// hides + optimizer + fixed. Closed forms rank candidates (Narayanan et al. 2021, Qi et al. 2023);
+// Simulate replaces the idle part by the event simulator's for the schedule itself.
+
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "plan/context.h"
+#include "schedule/schedule.h"
+#include "trace/timeline.h"
+
+namespace penstock::plan {
+
+// Times of one stage for one micro-batch.
+struct StageStep {
+  double f_s = 0;
+  double i_s = 0;  // gradient of the input, with what is recomputed
+  double w_s = 0;
+};
+
+class TrainingPricer {
+ public:
+  explicit TrainingPricer(const Context& context);
+  ~TrainingPricer();
+
+  // Completes layout.cut and micro_batches and fills the figures by closed forms. Returns "" or why
+  // the layout is rejected.
+  std::string Price(Plan& plan);
+
+  // Replaces step_s, bubble_s and what follows from them by the simulated schedule's. Errors: a
+  // schedule that cannot be generated for this layout.
+  Result<> Simulate(Plan& plan);
+
+  // F, I and W of each stage. REQUIRES: layout.cut set.
+  std::vector<StageStep> Stages(const Layout& layout);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// The schedule that a training plan would run, with its layers' costs. Errors as above.
+Result<schedule::Schedule> ScheduleOf(const Layout& layout);
+
+void ExplainTraining(const Context& context, Plan& plan);
+
+}  // namespace penstock::plan
