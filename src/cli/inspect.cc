@@ -313,6 +313,9 @@ void PrintSummary(const Inspected& inspected, const model::Inventory& inventory)
   if (inventory.parameters_active != inventory.parameters) {
     fmt::print(", of which {} are active for one token", FormatCount(inventory.parameters_active));
   }
+  if (config.mtp_parameters > 0) {
+    fmt::print("; {} more predict further tokens", FormatCount(config.mtp_parameters));
+  }
   fmt::print("{}\n", config.tied ? ", head tied to the embedding" : "");
   fmt::print("  weights     {} {}\n", FormatBytes(static_cast<double>(inventory.weights_bytes)),
              inspected.stored);
@@ -400,6 +403,8 @@ Json ReportJson(const Report& report) {
               {"parameters", inventory.parameters},
               {"parameters_active", inventory.parameters_active},
               {"parameters_embedding", inventory.parameters_embedding},
+              // With multi-token-prediction layers, which the other figures leave out.
+              {"parameters_mtp", inventory.parameters + config.mtp_parameters},
               {"layers", config.layers},
               {"hidden", config.hidden},
               {"vocabulary", config.vocabulary},

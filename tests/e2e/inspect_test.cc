@@ -40,6 +40,28 @@ TEST(Inspect, NamedModelsAreCountedAtSixteenBits) {
   EXPECT_EQ(Inspect({"mixtral-8x7b"})["weights_bytes"], 2 * 46702792704);
 }
 
+TEST(Inspect, ModelsThatAreCountedOnlyHaveTheFiguresOfTheirCards) {
+  const Json deepseek = Inspect({"deepseek-v3"});
+  EXPECT_EQ(deepseek["kv_bytes_per_token"], 61 * 576 * 2);
+  EXPECT_NEAR(deepseek["parameters"].get<double>(), 671.026e9, 1e6);
+  EXPECT_NEAR(deepseek["parameters_mtp"].get<double>(), 682.6e9, 1e8);
+  const Json oss = Inspect({"gpt-oss-120b"});
+  EXPECT_EQ(oss["kv_bytes_per_token"], 73728);
+  EXPECT_EQ(oss["windowed_layers"], 18);
+  EXPECT_NEAR(oss["parameters_active"].get<double>(), 5.13e9, 1e7);
+  const Json k3 = Inspect({"kimi-k3", "--balance", "layers", "--stages", "8", "--chunks", "2"});
+  EXPECT_NEAR(k3["parameters_active"].get<double>(), 104.2e9, 1e8);
+  const int64_t vector = 2 * 7168;
+  int64_t naive = 0;
+  int64_t needed = 0;
+  for (const Json& hop : k3["hops"]) {
+    naive += hop["naive_bytes_per_token"].get<int64_t>();
+    needed += hop["bytes_per_token"].get<int64_t>();
+  }
+  EXPECT_EQ(naive, 35 * vector);
+  EXPECT_EQ(needed, 21 * vector);
+}
+
 TEST(Inspect, EveryLayerIsInOneStageForAnyNumberOfStages) {
   const struct {
     const char* name;
