@@ -99,6 +99,7 @@ Inventory TakeInventory(const Graph& graph, const TensorBytes& bytes, int64_t kv
   Inventory inventory;
   inventory.layers.resize(graph.layers.size());
   double idle = 0.0;
+  std::unordered_set<TensorId> multiplied;  // tables that are more than looked up
   std::unordered_set<TensorId> counted;
   for (size_t l = 0; l < graph.layers.size(); ++l) {
     LayerInventory& layer = inventory.layers[l];
@@ -107,6 +108,9 @@ Inventory TakeInventory(const Graph& graph, const TensorBytes& bytes, int64_t kv
       const Op& op = graph.ops[static_cast<size_t>(i)];
       const double share = ChosenShare(op);
       for (const TensorId id : TensorsOf(op)) {
+        if (!std::holds_alternative<EmbedOp>(op.params)) {
+          multiplied.insert(id);
+        }
         const int64_t elements = Elements(graph.tensor(id));
         if (seen.insert(id).second) {
           layer.parameters += elements;
@@ -118,15 +122,20 @@ Inventory TakeInventory(const Graph& graph, const TensorBytes& bytes, int64_t kv
       }
     }
   }
+  int64_t looked_up = 0;
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
     const int64_t elements = Elements(graph.tensors[t]);
     inventory.parameters += elements;
     inventory.weights_bytes += bytes(TensorId(static_cast<int32_t>(t)));
     if (graph.tensors[t].role == TensorRole::kEmbedding) {
       inventory.parameters_embedding += elements;
+      looked_up += multiplied.contains(TensorId(static_cast<int32_t>(t))) ? 0 : elements;
     }
   }
-  inventory.parameters_active = inventory.parameters - std::llround(idle);
+  inventory.parameters_active = inventory.parameters;
+  if (idle > 0.0) {
+    inventory.parameters_active -= std::llround(idle) + looked_up;
+  }
   for (const LayerState& state : graph.states) {
     LayerInventory& layer = inventory.layers[static_cast<size_t>(state.layer.value())];
     layer.kv_bytes_per_token += StateElements(state) * kv_element_bytes;

@@ -37,7 +37,9 @@ struct Inventory {
   std::vector<LayerInventory> layers;
   // Each stored tensor once.
   int64_t parameters = 0;
-  // The same with only the chosen share of the routed experts: what one token may read.
+  // What one token uses. Without routed experts: all. With them: the chosen share of the experts
+  // and everything else but tables that are only looked up, as model cards count (Kimi K3: 104 B,
+  // gpt-oss-120b: 5.1 B).
   int64_t parameters_active = 0;
   int64_t parameters_embedding = 0;  // of embedding tables, which are looked up (part of both)
   int64_t weights_bytes = 0;
