@@ -1,5 +1,6 @@
 #include "weights/folder_model.h"
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
@@ -16,6 +17,24 @@ namespace {
 constexpr size_t kMaxTokenizerBytes = size_t{1} << 28;
 constexpr size_t kMaxIndexBytes = size_t{1} << 28;
 constexpr size_t kMaxShards = 100'000;
+constexpr size_t kMaxConfigBytes = size_t{1} << 22;
+constexpr int64_t kMaxConfigMembers = 20'000;
+
+// A JSON object of a configuration. The number of members is bounded beforehand, since ordered
+// objects take quadratic time to fill.
+Result<Json> ReadConfigFile(const std::string& path) {
+  PENSTOCK_TRY_ASSIGN(const std::string text, ReadFile(path, kMaxConfigBytes));
+  if (const auto members = std::count(text.begin(), text.end(), ':'); members > kMaxConfigMembers) {
+    return MakeError(ErrorCode::kCorruptData,
+                     "[weights.folder] {}: {} members, wanted at most {} in a configuration", path,
+                     members, kMaxConfigMembers);
+  }
+  PENSTOCK_TRY_ASSIGN(Json config, ParseJson(text, path));
+  if (!config.is_object()) {
+    return MakeError(ErrorCode::kCorruptData, "[weights.folder] {}: not an object", path);
+  }
+  return config;
+}
 
 // The tensors of a folder: which files hold them, and where.
 class FolderIndex {
@@ -283,21 +302,13 @@ Result<> CheckNotQuantized(const Json& config, const std::string& path) {
 }  // namespace
 
 Result<std::unique_ptr<ModelFiles>> OpenFolderModel(const std::string& path) {
-  PENSTOCK_TRY_ASSIGN(Json config, ReadJsonFile(path + "/config.json"));
-  if (!config.is_object()) {
-    return MakeError(ErrorCode::kCorruptData, "[weights.folder] {}/config.json: not an object",
-                     path);
-  }
+  PENSTOCK_TRY_ASSIGN(Json config, ReadConfigFile(path + "/config.json"));
   config = TextConfig(std::move(config));
   PENSTOCK_TRY(CheckNotQuantized(config, path));
   Json generation = Json::object();
   const std::string generation_path = path + "/generation_config.json";
   if (FileExists(generation_path)) {
-    PENSTOCK_TRY_ASSIGN(generation, ReadJsonFile(generation_path));
-    if (!generation.is_object()) {
-      return MakeError(ErrorCode::kCorruptData, "[weights.folder] {}: not an object",
-                       generation_path);
-    }
+    PENSTOCK_TRY_ASSIGN(generation, ReadConfigFile(generation_path));
   }
   PENSTOCK_TRY_ASSIGN(FolderIndex index, FolderIndex::Open(path));
   return std::unique_ptr<ModelFiles>(std::make_unique<FolderModel>(

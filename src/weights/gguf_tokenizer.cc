@@ -1,5 +1,6 @@
 #include "weights/gguf_tokenizer.h"
 
+#include <cmath>
 #include <string_view>
 
 namespace penstock::weights {
@@ -82,6 +83,13 @@ Result<GgufTokenizerData> ReadGgufTokenizer(const GgufMetadata& metadata) {
   data.tokens.assign(tokens.begin(), tokens.end());
   PENSTOCK_TRY_ASSIGN(data.scores, metadata.FloatsOr("tokenizer.ggml.scores", kMaxTokens));
   PENSTOCK_TRY(CheckCount(metadata, "tokenizer.ggml.scores", data.scores.size(), tokens.size()));
+  for (size_t i = 0; i < data.scores.size(); ++i) {
+    if (std::isnan(data.scores[i])) {
+      return MakeError(ErrorCode::kCorruptData,
+                       "[weights.gguf] {}: tokenizer.ggml.scores: element {} is NaN",
+                       metadata.path(), i);
+    }
+  }
   PENSTOCK_TRY_ASSIGN(const auto types, metadata.IntsOr("tokenizer.ggml.token_type", INT32_MIN,
                                                         INT32_MAX, kMaxTokens));
   PENSTOCK_TRY(CheckCount(metadata, "tokenizer.ggml.token_type", types.size(), tokens.size()));

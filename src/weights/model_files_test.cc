@@ -132,8 +132,8 @@ TEST_P(Twins, GiveTheSameConfiguration) {
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Twins,
                          ::testing::Values("gemma2-plain", "gemma3", "llama-yarn", "llama3",
-                                           "mixtral", "phi3", "phi3-longrope", "qwen2", "qwen3", "qwen3_moe-all",
-                                           "smollm2"));
+                                           "mixtral", "phi3", "phi3-longrope", "qwen2", "qwen3",
+                                           "qwen3_moe-all", "smollm2"));
 
 // Every tensor of the graph, and each tensor of the file that the graph has no use for.
 void ExpectEveryTensorOfTheGraph(const std::string& path) {
@@ -608,6 +608,31 @@ TEST_F(SplitSet, ATensorInTwoPartsAndAWrongTotalAreRefused) {
     folder_.Write(Name(i + 1), Part(i, 3, 4));
   }
   ExpectRefused(Name(1), {"holds 3 tensors, wanted 4"});
+}
+
+// The starting points of the fuzz targets, and whatever they found that is kept with them.
+TEST(GgufModel, TheFuzzCorpusIsSurvived) {
+  size_t opened = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(std::string(PENSTOCK_SOURCE_DIR) +
+                                                               "/tests/fuzz/corpus/gguf")) {
+    const auto model = OpenModel(entry.path().string());
+    EXPECT_TRUE(model.ok() || ExitStatus(model.error().code) == 2);
+    opened += model.ok() ? 1 : 0;
+  }
+  EXPECT_GE(opened, 13U);
+}
+
+TEST(ModelFiles, AConfigurationOfHugeManyMembersIsRefusedAtOnce) {
+  std::string config = "{";
+  for (int i = 0; i < 200000; ++i) {
+    config += fmt::format("\"{}\":0,", i);
+  }
+  const TemporaryFolder folder;
+  folder.Write("config.json", config + "\"z\":0}");
+  const auto model = OpenModel(folder.path());
+  ASSERT_FALSE(model.ok());
+  EXPECT_NE(model.error().message.find("wanted at most 20000"), std::string::npos)
+      << model.error().message;
 }
 
 TEST(ModelFiles, WhatIsNoModelIsRefused) {
