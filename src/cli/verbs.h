@@ -2,19 +2,23 @@
 
 #pragma once
 
-#include <array>
-
 #include "cli/verb.h"
 
 namespace penstock::cli {
 
 void AddInspect(CLI::App& app, int& status);
+void AddOptimize(CLI::App& app, int& status);
 void AddPlan(CLI::App& app, int& status);
+void AddSim(CLI::App& app, int& status);
+void AddTrace(CLI::App& app, int& status);
 
 // clang-format off
-inline constexpr std::array<AddVerb, 2> kVerbs = {
+inline constexpr AddVerb kVerbs[] = {
     AddInspect,
     AddPlan,
+    AddSim,
+    AddOptimize,
+    AddTrace,
 };
 // clang-format on
 

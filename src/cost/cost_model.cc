@@ -175,6 +175,12 @@ Result<CostModel> FitCosts(const CostFile& file, const schedule::Schedule& sched
   return model;
 }
 
+Result<CostModel> CostSource::For(const schedule::Schedule& schedule) const {
+  if (file)
+    return FitCosts(*file, schedule);
+  return MakeUniformCost(uniform, schedule.num_stages(), schedule.chunks());
+}
+
 Result<> CheckCosts(const CostModel& model, const schedule::Schedule& schedule) {
   if (model.stages.size() != static_cast<size_t>(schedule.num_stages())) {
     return MakeError(ErrorCode::kInvalidArgument,

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -110,6 +111,14 @@ std::string FormatCostFile(const CostModel& model, std::string_view comment = {}
 // consecutive stages. Errors: kInvalidArgument (no such relation; memory limits or links for ranks
 // that the schedule does not have).
 Result<CostModel> FitCosts(const CostFile& file, const schedule::Schedule& schedule);
+
+// What a user gave: uniform costs or a file; made to fit any schedule.
+struct CostSource {
+  UniformCost uniform;
+  std::optional<CostFile> file;  // wins over `uniform`
+
+  Result<CostModel> For(const schedule::Schedule& schedule) const;
+};
 
 // One entry per stage, no negative or non-finite number, scales of the right length. Errors:
 // kInvalidArgument.

@@ -1,0 +1,115 @@
+// penstock optimize: searches for a better order under given costs and a memory limit.
+
+#include <fmt/core.h>
+
+#include <memory>
+#include <string>
+
+#include "base/file.h"
+#include "base/units.h"
+#include "cli/schedule_input.h"
+#include "cli/schedule_pictures.h"
+#include "cli/verb.h"
+#include "cli/verbs.h"
+#include "schedule/text/text.h"
+#include "schedule/validate.h"
+#include "sim/optimize.h"
+
+namespace penstock::cli {
+namespace {
+
+struct Flags {
+  CommonFlags common;
+  std::optional<int> ranks;
+  std::optional<int> micro_batches;
+  std::optional<int> chunks;
+  CostFlags cost;
+  PictureFlags picture;
+  std::string limit;
+  std::string output;
+  std::string objective = "makespan";
+  int evaluations = 200000;
+  uint64_t seed = 1;
+  bool draw = false;
+};
+
+Result<> Run(const Flags& flags) {
+  ScheduleFlags numbers;
+  numbers.ranks = flags.ranks;
+  numbers.micro_batches = flags.micro_batches;
+  numbers.chunks = flags.chunks;
+  PENSTOCK_TRY(NeedRanksAndMicroBatches(numbers));
+  if (flags.cost.cost.empty() && flags.cost.costs.empty()) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.optimize] no costs, wanted --cost F=1,I=1,W=1,C=0 or --costs FILE");
+  }
+  PENSTOCK_TRY_ASSIGN(const cost::CostSource costs, LoadCosts(flags.cost));
+  sim::OptimizeOptions options;
+  options.ranks = *flags.ranks;
+  options.micro_batches = *flags.micro_batches;
+  options.chunks = flags.chunks.value_or(0);
+  options.period = flags.objective == "period";
+  options.evaluations = flags.evaluations;
+  options.seed = flags.seed;
+  PENSTOCK_TRY_ASSIGN(options.activation_limit, ParseLimits(flags.limit));
+  PENSTOCK_TRY_ASSIGN(const sim::Optimized best, sim::Optimize(costs, options));
+  PENSTOCK_TRY(schedule::Prove(best.schedule));
+  if (!flags.output.empty())
+    PENSTOCK_TRY(WriteFileAtomically(flags.output, schedule::WriteNative(best.schedule)));
+  if (flags.common.json) {
+    Json json = SimJson(best.schedule, best.result);
+    json["gap"] = best.gap;
+    json["objective"] = flags.objective;
+    json["start"] = best.start;
+    json["candidates"] = best.candidates;
+    json["simulations"] = best.simulations;
+    PrintJson(json);
+    return {};
+  }
+  fmt::print("{}\n", SimText(best.schedule, best.result));
+  fmt::print("gap to the lower bound {:.2f} %; from {}; {} candidates, {} simulations\n",
+             100 * best.gap, best.start, best.candidates, FormatCount(best.simulations));
+  if (flags.draw) {
+    PENSTOCK_TRY_ASSIGN(const std::string grid,
+                        RenderSchedule(best.schedule, "grid", costs, flags.picture));
+    fmt::print("\n{}", grid);
+  }
+  return {};
+}
+
+}  // namespace
+
+void AddOptimize(CLI::App& app, int& status) {
+  CLI::App* verb =
+      app.add_subcommand("optimize", "Search for a better schedule under costs and a memory limit");
+  auto flags = std::make_shared<Flags>();
+  AddCommonFlags(*verb, flags->common);
+  verb->add_option("-p,--ranks", flags->ranks, "Ranks");
+  verb->add_option("-m,--micro-batches", flags->micro_batches, "Micro-batches of one step");
+  verb->add_option("-v,--chunks", flags->chunks, "Stages per rank; default: 1 and 2 are tried");
+  AddCostFlags(*verb, flags->cost);
+  AddPictureFlags(*verb, flags->picture);
+  verb->add_option("--activation-limit", flags->limit,
+                   "Most saved activations, in micro-batches of one rank's share: one number, or "
+                   "one per rank");
+  verb->add_option("--objective", flags->objective,
+                   "makespan: one step alone; period: per step back to back without a barrier")
+      ->check(CLI::IsMember({"makespan", "period"}))
+      ->capture_default_str();
+  verb->add_option("--evaluations", flags->evaluations,
+                   "Moves that the search tries from each start")
+      ->check(CLI::Range(0, 10'000'000))
+      ->capture_default_str();
+  verb->add_option("--seed", flags->seed, "Of the local search")->capture_default_str();
+  verb->add_flag("--draw", flags->draw, "Draw the step as a text grid");
+  verb->add_option("-o,--output", flags->output, "Write the schedule (native form)");
+  verb->footer(
+      "Example:\n  penstock optimize -p 4 -m 8 --cost F=1,I=1.2,W=0.7,C=0.1 --activation-limit 4 "
+      "-o best.schedule");
+  verb->callback([flags, verb, &status] {
+    const Result<> result = Run(*flags);
+    status = result.ok() ? 0 : Fail(*verb, result.error());
+  });
+}
+
+}  // namespace penstock::cli

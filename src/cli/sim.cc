@@ -1,0 +1,231 @@
+// penstock sim: times, idle accounts and memory of a schedule, or of all of them side by side.
+
+#include <fmt/core.h>
+
+#include <memory>
+#include <string>
+
+#include "base/file.h"
+#include "base/units.h"
+#include "cli/schedule_input.h"
+#include "cli/schedule_pictures.h"
+#include "cli/verb.h"
+#include "cli/verbs.h"
+#include "schedule/passes.h"
+#include "schedule/text/text.h"
+#include "sim/compare_schedules.h"
+#include "sim/hops.h"
+#include "sim/optimize.h"
+#include "sim/place_weights.h"
+#include "sim/simulate.h"
+#include "trace/chrome.h"
+#include "trace/critical_path.h"
+
+namespace penstock::cli {
+namespace {
+
+using schedule::Schedule;
+
+struct Flags {
+  CommonFlags common;
+  ScheduleFlags schedule;
+  CostFlags cost;
+  TransportFlags transport;
+  PictureFlags picture;
+  std::string limit;
+  std::string output;
+  std::string trace;
+  std::string svg;
+  int steps = 1;
+  bool barrier = false;
+  bool all = false;
+  bool lowered = false;
+  bool place_weights = false;
+  bool draw = false;
+  bool critical_path = false;
+};
+
+std::string TableText(const sim::ScheduleTable& table, bool with_limit) {
+  std::string out = fmt::format("{:<18}{:>3}{:>12}{:>8}{:>7}{:>12}{:>12}{:>9}{:>10}{:>12}{}\n",
+                                "schedule", "v", "one step", "gap", "idle", "back to", "W placed",
+                                "most", "messages", "weights", with_limit ? "  fits" : "");
+  out += fmt::format("{:<18}{:>3}{:>12}{:>8}{:>7}{:>12}{:>12}{:>9}\n", "", "", "", "", "", "back",
+                     "", "held");
+  for (const sim::ScheduleRow& row : table.rows) {
+    const bool placed = row.placed_period_s < row.result.period_s * (1 - 1e-9);
+    out += fmt::format("{:<18}{:>3}{:>12}{:>6.1f} %{:>5.1f} %{:>12}{:>12}{:>9.4g}{:>10}{:>12}{}\n",
+                       row.name, row.chunks, FormatSeconds(row.result.makespan_s), 100 * row.gap(),
+                       100 * row.result.bubble_ratio, FormatSeconds(row.result.period_s),
+                       placed ? FormatSeconds(row.placed_period_s) : "", row.worst_peak,
+                       row.result.messages,
+                       row.forward_only         ? "forward"
+                       : row.weight_copies == 1 ? ""
+                                                : "twice",
+                       with_limit ? row.fits ? "  yes" : "  no" : "");
+  }
+  for (const sim::SkippedSchedule& skipped : table.skipped)
+    out += fmt::format("{:<18}left out: {}\n", skipped.name, skipped.why);
+  return out + "\n" + table.advice + "\n";
+}
+
+Json TableJson(const sim::ScheduleTable& table, int ranks, int micro_batches) {
+  Json rows = Json::array();
+  for (const sim::ScheduleRow& row : table.rows) {
+    Schedule header;
+    header.name = row.name;
+    header.micro_batches = micro_batches;
+    header.placement = schedule::Placement::Loop(ranks, row.chunks);
+    Json one = SimJson(header, row.result);
+    one["schedule"].erase("placement");
+    one["schedule"].erase("stages");
+    one["schedule"].erase("lowered");
+    one["peak_activations"] = row.worst_peak;
+    one["weight_copies"] = row.weight_copies;
+    one["forward_only"] = row.forward_only;
+    one["fits"] = row.fits;
+    one["weights_placed"] =
+        Json{{"makespan_s", row.placed_makespan_s}, {"period_s", row.placed_period_s}};
+    rows.push_back(std::move(one));
+  }
+  Json skipped = Json::array();
+  for (const sim::SkippedSchedule& one : table.skipped)
+    skipped.push_back(Json{{"name", one.name}, {"why", one.why}});
+  return Json{{"rows", std::move(rows)}, {"advice", table.advice}, {"skipped", std::move(skipped)}};
+}
+
+Result<> RunAll(const Flags& flags) {
+  PENSTOCK_TRY(NeedRanksAndMicroBatches(flags.schedule));
+  PENSTOCK_TRY_ASSIGN(const cost::CostSource costs, LoadCosts(flags.cost));
+  sim::CompareOptions options;
+  options.ranks = *flags.schedule.ranks;
+  options.micro_batches = *flags.schedule.micro_batches;
+  options.chunks = flags.schedule.chunks.value_or(0);
+  options.barrier = flags.barrier;
+  PENSTOCK_TRY_ASSIGN(options.activation_limit, ParseLimits(flags.limit));
+  PENSTOCK_TRY_ASSIGN(const sim::ScheduleTable table, sim::CompareSchedules(costs, options));
+  if (flags.common.json) {
+    PrintJson(TableJson(table, options.ranks, options.micro_batches));
+  } else {
+    fmt::print("{}", TableText(table, !options.activation_limit.empty()));
+  }
+  return {};
+}
+
+Result<> WriteFiles(const Flags& flags, const Schedule& schedule, const trace::Timeline& timeline) {
+  if (!flags.output.empty())
+    PENSTOCK_TRY(WriteFileAtomically(flags.output, schedule::WriteNative(schedule)));
+  if (!flags.trace.empty())
+    PENSTOCK_TRY(trace::WriteChromeTraceFile(timeline, flags.trace));
+  if (!flags.svg.empty()) {
+    PENSTOCK_TRY_ASSIGN(const std::string svg, DrawSvg(timeline, schedule, flags.picture));
+    PENSTOCK_TRY(WriteFileAtomically(flags.svg, svg));
+  }
+  return {};
+}
+
+Result<> RunOne(const Flags& flags) {
+  PENSTOCK_TRY_ASSIGN(const schedule::Transport transport,
+                      schedule::ParseTransport(flags.transport.kind, flags.transport.credits));
+  PENSTOCK_TRY_ASSIGN(Schedule schedule, LoadSchedule(flags.schedule, transport));
+  PENSTOCK_TRY_ASSIGN(const cost::CostSource source, LoadCosts(flags.cost));
+  PENSTOCK_TRY_ASSIGN(const cost::CostModel costs, source.For(schedule));
+  sim::SimOptions options;
+  PENSTOCK_TRY_ASSIGN(options.activation_limit, ParseLimits(flags.limit));
+  PENSTOCK_TRY_ASSIGN(options.activation_limit,
+                      sim::LimitPerRank(options.activation_limit, schedule.num_ranks()));
+  if (flags.place_weights) {
+    PENSTOCK_TRY_ASSIGN(sim::PlacementOfWeights placed,
+                        sim::PlaceWeights(schedule, costs, options.activation_limit));
+    schedule = std::move(placed.schedule);
+  }
+  if (flags.lowered && !schedule.lowered) {
+    schedule::LowerOptions lower;
+    lower.credits = transport.credits;
+    PENSTOCK_TRY_ASSIGN(schedule, schedule::AddCommunication(schedule, lower));
+  }
+  options.transport = transport;
+  options.barrier = flags.barrier;
+  options.steps = flags.steps;
+  options.timeline =
+      flags.draw || flags.critical_path || !flags.trace.empty() || !flags.svg.empty();
+  PENSTOCK_TRY_ASSIGN(sim::SimResult result, sim::Simulate(schedule, costs, options));
+  if (result.timeline)
+    AddCounters(*result.timeline, schedule, costs);
+  PENSTOCK_TRY(WriteFiles(flags, schedule, result.timeline.value_or(trace::Timeline())));
+  std::vector<trace::PathStep> path;
+  if (flags.critical_path)
+    path = trace::CriticalPath(*result.timeline);
+  if (flags.common.json) {
+    Json json = SimJson(schedule, result);
+    json["steps"] = Json{{"count", flags.steps}, {"end_s", result.step_end_s}};
+    if (!options.activation_limit.empty())
+      json["fits"] = sim::FitsLimit(result, options.activation_limit);
+    if (flags.critical_path)
+      json["critical_path"] = trace::CriticalPathJson(*result.timeline, path);
+    if (schedule.lowered) {
+      PENSTOCK_TRY_ASSIGN(const sim::HopReport hops, sim::MeasureHops(schedule, costs));
+      json["traffic"] = sim::HopReportJson(hops);
+    }
+    PrintJson(json);
+    return {};
+  }
+  fmt::print("{}", SimText(schedule, result));
+  if (flags.steps > 1)
+    fmt::print("\n{} steps end after {}\n", flags.steps, FormatSeconds(result.step_end_s.back()));
+  if (schedule.lowered && !schedule.edges.empty()) {
+    PENSTOCK_TRY_ASSIGN(const sim::HopReport hops, sim::MeasureHops(schedule, costs));
+    fmt::print(
+        "\nlong values: {} forward and {} backward per micro-batch, at most {} over one hop\n",
+        FormatBytes(static_cast<double>(hops.forward_bytes)),
+        FormatBytes(static_cast<double>(hops.backward_bytes)),
+        FormatBytes(static_cast<double>(hops.peak_hop_forward_bytes)));
+  }
+  if (flags.critical_path)
+    fmt::print("\ncritical path: {}\n", trace::CriticalPathSummary(path));
+  if (flags.draw)
+    fmt::print("\n{}", DrawGrid(*result.timeline, schedule, flags.picture));
+  return {};
+}
+
+}  // namespace
+
+void AddSim(CLI::App& app, int& status) {
+  CLI::App* verb = app.add_subcommand("sim", "Simulate a schedule, or compare all of them");
+  auto flags = std::make_shared<Flags>();
+  AddCommonFlags(*verb, flags->common);
+  AddScheduleFlags(*verb, flags->schedule, false);
+  AddCostFlags(*verb, flags->cost);
+  AddTransportFlags(*verb, flags->transport);
+  AddPictureFlags(*verb, flags->picture);
+  verb->add_option("--steps", flags->steps, "Report the ends of so many steps back to back")
+      ->check(CLI::Range(1, 1'000'000));
+  verb->add_flag("--barrier", flags->barrier, "All ranks start each step together");
+  verb->add_flag("--all", flags->all, "One row per generator, and which one to take");
+  verb->add_option("--activation-limit", flags->limit,
+                   "Most saved activations, in micro-batches of one rank's share: one number, or "
+                   "one per rank");
+  verb->add_flag("--lowered", flags->lowered, "Add SEND and RECV first");
+  verb->add_flag("--place-weights", flags->place_weights,
+                 "Move each W to where these costs want it");
+  verb->add_flag("--draw", flags->draw, "Draw the step as a text grid");
+  verb->add_flag("--critical-path", flags->critical_path, "The actions that decide the end");
+  verb->add_option("--svg", flags->svg, "Write a picture of the step");
+  verb->add_option("--trace", flags->trace, "Write the step for ui.perfetto.dev");
+  verb->add_option("-o,--output", flags->output, "Write the simulated schedule (native form)");
+  verb->footer(
+      "Examples:\n"
+      "  penstock sim zb-v -p 4 -m 8 --cost F=1,I=1,W=1,C=0.1 --draw\n"
+      "  penstock sim --all -p 8 -m 32 --cost F=1,I=1.2,W=0.7 --activation-limit 8");
+  verb->callback([flags, verb, &status] {
+    if (flags->all == !flags->schedule.target.empty()) {
+      status =
+          Fail(*verb, MakeError(ErrorCode::kInvalidArgument,
+                                "[cli.sim] wanted either a schedule (a file or a name) or --all"));
+      return;
+    }
+    const Result<> result = flags->all ? RunAll(*flags) : RunOne(*flags);
+    status = result.ok() ? 0 : Fail(*verb, result.error());
+  });
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,116 @@
+// penstock trace: timelines of runs and simulations.
+
+#include <fmt/core.h>
+
+#include <memory>
+#include <string>
+
+#include "cli/verb.h"
+#include "cli/verbs.h"
+#include "trace/chrome.h"
+#include "trace/compare.h"
+#include "trace/critical_path.h"
+#include "trace/picture.h"
+
+namespace penstock::cli {
+namespace {
+
+struct DiffFlags {
+  CommonFlags common;
+  std::string planned;
+  std::string measured;
+  int actions = 10;
+};
+
+Result<> Diff(const DiffFlags& flags) {
+  PENSTOCK_TRY_ASSIGN(const trace::Timeline planned, trace::ReadChromeTraceFile(flags.planned));
+  PENSTOCK_TRY_ASSIGN(const trace::Timeline measured, trace::ReadChromeTraceFile(flags.measured));
+  const trace::Comparison comparison = trace::Compare(planned, measured);
+  if (flags.common.json) {
+    PrintJson(trace::ComparisonJson(comparison));
+  } else {
+    fmt::print("{}", trace::ComparisonText(comparison, flags.actions));
+  }
+  return {};
+}
+
+struct ShowFlags {
+  CommonFlags common;
+  std::string file;
+  double from_s = 0;
+  double to_s = -1;
+};
+
+Result<> Show(const ShowFlags& flags) {
+  PENSTOCK_TRY_ASSIGN(const trace::Timeline timeline, trace::ReadChromeTraceFile(flags.file));
+  const trace::Account account = trace::AccountOf(timeline);
+  const std::vector<trace::PathStep> path = trace::CriticalPath(timeline);
+  if (flags.common.json) {
+    Json ranks = Json::array();
+    for (const trace::RankAccount& rank : account.ranks) {
+      ranks.push_back(Json{{"busy_s", rank.busy_s},
+                           {"idle_s", rank.idle_s},
+                           {"bubble", trace::BubbleJson(rank.bubble)}});
+    }
+    PrintJson(Json{{"name", timeline.name},
+                   {"measured", timeline.measured},
+                   {"instruction_set", timeline.instruction_set},
+                   {"span_s", account.span_s},
+                   {"bubble_ratio", account.bubble_ratio},
+                   {"ranks", std::move(ranks)},
+                   {"critical_path", trace::CriticalPathJson(timeline, path)}});
+    return {};
+  }
+  trace::GridOptions options;
+  options.width = TerminalWidth();
+  options.colour = ColourOnStdout();
+  options.from_s = flags.from_s;
+  options.to_s = flags.to_s;
+  fmt::print("{}", trace::TextGrid(timeline, nullptr, options));
+  fmt::print("\nidle {:.1f} %\ncritical path: {}\n", 100 * account.bubble_ratio,
+             trace::CriticalPathSummary(path));
+  return {};
+}
+
+void AddDiff(CLI::App& trace, int& status) {
+  CLI::App* verb = trace.add_subcommand("diff", "Foretold beside measured, action by action");
+  auto flags = std::make_shared<DiffFlags>();
+  AddCommonFlags(*verb, flags->common);
+  verb->add_option("planned", flags->planned, "Trace of a simulation")->required();
+  verb->add_option("measured", flags->measured, "Trace of a run")->required();
+  verb->add_option("--actions", flags->actions, "Rows of single actions, those that differ most")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  verb->callback([flags, verb, &status] {
+    const Result<> result = Diff(*flags);
+    status = result.ok() ? 0 : Fail(*verb, result.error());
+  });
+}
+
+void AddShow(CLI::App& trace, int& status) {
+  CLI::App* verb = trace.add_subcommand("show", "Draw a trace and account for its idle time");
+  auto flags = std::make_shared<ShowFlags>();
+  AddCommonFlags(*verb, flags->common);
+  verb->add_option("file", flags->file, "Trace of a run or a simulation")->required();
+  verb->add_option("--from", flags->from_s, "First second")->check(CLI::NonNegativeNumber);
+  verb->add_option("--to", flags->to_s, "Last second")->check(CLI::NonNegativeNumber);
+  verb->callback([flags, verb, &status] {
+    const Result<> result = Show(*flags);
+    status = result.ok() ? 0 : Fail(*verb, result.error());
+  });
+}
+
+}  // namespace
+
+void AddTrace(CLI::App& app, int& status) {
+  CLI::App* verb = app.add_subcommand("trace", "Compare and draw timelines");
+  verb->require_subcommand(1);
+  verb->footer(
+      "Example:\n"
+      "  penstock sim forward -p 2 -m 4 --costs costs.toml --trace planned.json\n"
+      "  penstock trace diff planned.json measured.json");
+  AddDiff(*verb, status);
+  AddShow(*verb, status);
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,253 @@
+#include "trace/compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <unordered_map>
+
+#include "base/units.h"
+#include "schedule/schedule.h"
+
+namespace penstock::trace {
+namespace {
+
+using schedule::OpKind;
+
+constexpr size_t kMostListed = 1000;  // actions that only one timeline has
+
+struct Group {
+  std::vector<double> durations_s;
+  size_t order = 0;  // of first appearance
+};
+
+using Groups = std::unordered_map<std::string, Group>;  // "rank text"
+
+std::string KeyOf(size_t rank, const std::string& text) {
+  return fmt::format("rank {}: {}", rank, text);
+}
+
+Groups GroupSlices(const Timeline& timeline, int& steps) {
+  std::vector<schedule::Edge> edges;
+  for (const std::string& name : timeline.values)
+    edges.push_back({name, schedule::EdgeKind::kValue, StageId(0), {}, 0});
+  Groups groups;
+  std::set<int32_t> seen;
+  for (size_t r = 0; r < timeline.ranks.size(); ++r) {
+    for (const Slice& slice : timeline.ranks[r].slices) {
+      seen.insert(slice.step);
+      Group& group = groups[KeyOf(r, schedule::ActionText(slice.action, edges))];
+      if (group.durations_s.empty())
+        group.order = groups.size();
+      group.durations_s.push_back(slice.end_s - slice.start_s);
+    }
+  }
+  steps = std::max<int>(1, static_cast<int>(seen.size()));
+  return groups;
+}
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 == 1)
+    return *middle;
+  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+void SumKinds(const Timeline& timeline, bool measured, int steps,
+              std::map<std::pair<int, int>, KindDifference>& sums) {
+  for (size_t r = 0; r < timeline.ranks.size(); ++r) {
+    std::map<int, std::pair<int64_t, double>> counts;
+    for (const Slice& slice : timeline.ranks[r].slices) {
+      auto& [count, seconds] = counts[static_cast<int>(slice.action.kind)];
+      ++count;
+      seconds += slice.end_s - slice.start_s;
+    }
+    for (const auto& [kind, sum] : counts) {
+      KindDifference& row = sums[{static_cast<int>(r), kind}];
+      row.rank = static_cast<int>(r);
+      row.kind = static_cast<OpKind>(kind);
+      const auto per_step =
+          static_cast<int64_t>(std::llround(static_cast<double>(sum.first) / steps));
+      (measured ? row.measured_count : row.planned_count) = per_step;
+      (measured ? row.measured_s : row.planned_s) = sum.second / steps;
+    }
+  }
+}
+
+std::string Percent(double planned, double measured) {
+  if (planned <= 0)
+    return "";
+  return fmt::format("{:+.1f} %", 100 * (measured / planned - 1));
+}
+
+}  // namespace
+
+Comparison Compare(const Timeline& planned, const Timeline& measured) {
+  Comparison out;
+  out.planned_name = planned.name;
+  out.measured_name = measured.name;
+  const Groups plan = GroupSlices(planned, out.planned_steps);
+  const Groups run = GroupSlices(measured, out.measured_steps);
+  out.planned_step_s = (planned.end_s - planned.begin_s) / out.planned_steps;
+  out.measured_step_s = (measured.end_s - measured.begin_s) / out.measured_steps;
+  std::vector<std::pair<size_t, const std::string*>> order;
+  for (const auto& [key, group] : plan)
+    order.emplace_back(group.order, &key);
+  std::sort(order.begin(), order.end());
+  for (const auto& [position, key] : order) {
+    const auto it = run.find(*key);
+    if (it == run.end()) {
+      if (out.only_planned.size() < kMostListed)
+        out.only_planned.push_back(*key);
+      continue;
+    }
+    ActionDifference row;
+    row.rank = std::atoi(key->c_str() + 5);
+    row.action = key->substr(key->find(": ") + 2);
+    row.planned_s = Median(plan.at(*key).durations_s);
+    row.measured_s = Median(it->second.durations_s);
+    row.count = static_cast<int64_t>(it->second.durations_s.size());
+    out.actions.push_back(std::move(row));
+  }
+  for (const auto& [key, group] : run) {
+    if (!plan.contains(key) && out.only_measured.size() < kMostListed)
+      out.only_measured.push_back(key);
+  }
+  std::sort(out.only_measured.begin(), out.only_measured.end());
+  std::map<std::pair<int, int>, KindDifference> sums;
+  SumKinds(planned, false, out.planned_steps, sums);
+  SumKinds(measured, true, out.measured_steps, sums);
+  for (const auto& [key, row] : sums)
+    out.kinds.push_back(row);
+  out.planned_account = AccountOf(planned);
+  out.measured_account = AccountOf(measured);
+  return out;
+}
+
+Json ComparisonJson(const Comparison& comparison) {
+  auto ratio = [](double planned, double measured) {
+    return planned > 0 ? Json(measured / planned) : Json(nullptr);
+  };
+  Json kinds = Json::array();
+  for (const KindDifference& row : comparison.kinds) {
+    kinds.push_back(Json{{"rank", row.rank},
+                         {"kind", schedule::OpKindText(row.kind)},
+                         {"planned_count", row.planned_count},
+                         {"measured_count", row.measured_count},
+                         {"planned_s", row.planned_s},
+                         {"measured_s", row.measured_s},
+                         {"ratio", ratio(row.planned_s, row.measured_s)}});
+  }
+  Json actions = Json::array();
+  for (const ActionDifference& row : comparison.actions) {
+    actions.push_back(Json{{"rank", row.rank},
+                           {"action", row.action},
+                           {"planned_s", row.planned_s},
+                           {"measured_s", row.measured_s},
+                           {"ratio", ratio(row.planned_s, row.measured_s)},
+                           {"count", row.count}});
+  }
+  auto ranks = [](const Account& account, int steps) {
+    Json list = Json::array();
+    for (const RankAccount& rank : account.ranks) {
+      Bubble bubble = rank.bubble;
+      for (double* part : {&bubble.fill_s, &bubble.drain_s, &bubble.imbalance_s,
+                           &bubble.communication_s, &bubble.barrier_s, &bubble.other_s}) {
+        *part /= steps;
+      }
+      list.push_back(Json{{"busy_s", rank.busy_s / steps},
+                          {"idle_s", rank.idle_s / steps},
+                          {"bubble", BubbleJson(bubble)}});
+    }
+    return list;
+  };
+  return Json{{"planned",
+               {{"name", comparison.planned_name},
+                {"steps", comparison.planned_steps},
+                {"step_s", comparison.planned_step_s},
+                {"bubble_ratio", comparison.planned_account.bubble_ratio},
+                {"ranks", ranks(comparison.planned_account, comparison.planned_steps)}}},
+              {"measured",
+               {{"name", comparison.measured_name},
+                {"steps", comparison.measured_steps},
+                {"step_s", comparison.measured_step_s},
+                {"bubble_ratio", comparison.measured_account.bubble_ratio},
+                {"ranks", ranks(comparison.measured_account, comparison.measured_steps)}}},
+              {"step_ratio", ratio(comparison.planned_step_s, comparison.measured_step_s)},
+              {"kinds", std::move(kinds)},
+              {"actions", std::move(actions)},
+              {"only_planned", comparison.only_planned},
+              {"only_measured", comparison.only_measured}};
+}
+
+namespace {
+
+void AppendIdle(std::string& out, const Comparison& comparison) {
+  out += fmt::format("\n{:<8}{:<10}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n", "rank", "",
+                     "busy", "fill", "drain", "imbalance", "messages", "barrier", "other");
+  auto line = [&](const std::string& rank, const char* word, const Account& account, size_t r,
+                  int steps) {
+    if (r >= account.ranks.size())
+      return;
+    const RankAccount& a = account.ranks[r];
+    out += fmt::format("{:<8}{:<10}", rank, word);
+    for (const double seconds : {a.busy_s, a.bubble.fill_s, a.bubble.drain_s, a.bubble.imbalance_s,
+                                 a.bubble.communication_s, a.bubble.barrier_s, a.bubble.other_s}) {
+      out += fmt::format("{:>12}", FormatSeconds(seconds / steps));
+    }
+    out += "\n";
+  };
+  const size_t ranks =
+      std::max(comparison.planned_account.ranks.size(), comparison.measured_account.ranks.size());
+  for (size_t r = 0; r < ranks; ++r) {
+    line(fmt::format("{}", r), "planned", comparison.planned_account, r, comparison.planned_steps);
+    line("", "measured", comparison.measured_account, r, comparison.measured_steps);
+  }
+}
+
+}  // namespace
+
+std::string ComparisonText(const Comparison& comparison, int most_actions) {
+  std::string out = fmt::format(
+      "step      planned {:>10} ({}, {} steps)\n          measured {:>9} ({}, {} steps)  {}\n\n",
+      FormatSeconds(comparison.planned_step_s), comparison.planned_name, comparison.planned_steps,
+      FormatSeconds(comparison.measured_step_s), comparison.measured_name,
+      comparison.measured_steps, Percent(comparison.planned_step_s, comparison.measured_step_s));
+  out += fmt::format("{:<8}{:<14}{:>8}{:>14}{:>14}{:>12}\n", "rank", "kind", "count", "planned",
+                     "measured", "");
+  for (const KindDifference& row : comparison.kinds) {
+    const std::string count = row.planned_count == row.measured_count
+                                  ? fmt::format("{}", row.planned_count)
+                                  : fmt::format("{}|{}", row.planned_count, row.measured_count);
+    out += fmt::format("{:<8}{:<14}{:>8}{:>14}{:>14}{:>12}\n", row.rank,
+                       schedule::OpKindText(row.kind), count, FormatSeconds(row.planned_s),
+                       FormatSeconds(row.measured_s), Percent(row.planned_s, row.measured_s));
+  }
+  AppendIdle(out, comparison);
+  std::vector<const ActionDifference*> worst;
+  for (const ActionDifference& row : comparison.actions)
+    worst.push_back(&row);
+  std::stable_sort(worst.begin(), worst.end(),
+                   [](const ActionDifference* a, const ActionDifference* b) {
+                     return std::abs(a->difference_s()) > std::abs(b->difference_s());
+                   });
+  if (worst.size() > static_cast<size_t>(std::max(0, most_actions)))
+    worst.resize(static_cast<size_t>(std::max(0, most_actions)));
+  if (!worst.empty())
+    out += fmt::format("\nactions that differ most (of {})\n", comparison.actions.size());
+  for (const ActionDifference* row : worst) {
+    out += fmt::format("{:<8}{:<14}{:>8}{:>14}{:>14}{:>12}\n", row->rank, row->action, row->count,
+                       FormatSeconds(row->planned_s), FormatSeconds(row->measured_s),
+                       Percent(row->planned_s, row->measured_s));
+  }
+  if (!comparison.only_planned.empty() || !comparison.only_measured.empty()) {
+    out += fmt::format("\nonly planned: {} actions; only measured: {} actions\n",
+                       comparison.only_planned.size(), comparison.only_measured.size());
+  }
+  return out;
+}
+
+}  // namespace penstock::trace

@@ -1,0 +1,59 @@
+// Foretold beside measured: the same actions in two timelines, one by one and summed per kind and
+// rank.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "trace/bubble.h"
+#include "trace/timeline.h"
+
+namespace penstock::trace {
+
+// One action (rank and text) of both timelines; over several steps the median.
+struct ActionDifference {
+  int rank = 0;
+  std::string action;
+  double planned_s = 0;
+  double measured_s = 0;
+  int64_t count = 0;  // in the measured timeline
+
+  double difference_s() const { return measured_s - planned_s; }
+};
+
+// All actions of one kind on one rank, seconds per step.
+struct KindDifference {
+  int rank = 0;
+  schedule::OpKind kind = schedule::OpKind::kIdle;
+  int64_t planned_count = 0;  // per step, rounded
+  int64_t measured_count = 0;
+  double planned_s = 0;
+  double measured_s = 0;
+};
+
+struct Comparison {
+  std::string planned_name;
+  std::string measured_name;
+  int planned_steps = 0;  // distinct step numbers
+  int measured_steps = 0;
+  double planned_step_s = 0;  // window / steps
+  double measured_step_s = 0;
+  std::vector<KindDifference> kinds;
+  std::vector<ActionDifference> actions;  // in both, in the order of the plan
+  std::vector<std::string> only_planned;  // "rank 1: 2F0"
+  std::vector<std::string> only_measured;
+  Account planned_account;  // of the whole windows
+  Account measured_account;
+};
+
+// O(slices).
+Comparison Compare(const Timeline& planned, const Timeline& measured);
+
+Json ComparisonJson(const Comparison& comparison);
+
+// Tables for people: step, kinds, idle causes, and the `most_actions` actions that differ most.
+std::string ComparisonText(const Comparison& comparison, int most_actions = 10);
+
+}  // namespace penstock::trace

@@ -1,0 +1,49 @@
+// Pictures of a timeline: a text grid for terminals and an SVG for papers.
+
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "schedule/schedule.h"
+#include "trace/timeline.h"
+
+namespace penstock::trace {
+
+struct GridOptions {
+  int width = 100;      // columns, label included
+  bool colour = false;  // ANSI 256 colours; else letters alone
+  double from_s = 0;    // seconds after the window's begin
+  double to_s = -1;     // negative: as far as fits, or the end
+};
+
+// One line per rank over a ruler: a cell per action with its kind and micro-batch, '.' where idle.
+// The scale is the largest at which labels fit and the part asked for is as long as the width;
+// where the whole does not fit, the first part is drawn and the last line says how to see the rest.
+// With `schedule`, cells of further chunks (or of the second copy of the weights) have another
+// shade, or the whole action text in plain form. Cost O(slices + ranks * width).
+std::string TextGrid(const Timeline& timeline, const schedule::Schedule* schedule,
+                     const GridOptions& options);
+
+struct SvgOptions {
+  std::string title;
+  std::vector<std::string> notes;  // lines under the picture
+  double from_s = 0;
+  double to_s = -1;        // negative: the end
+  bool memory = true;      // curve of the counter "activations" under each rank
+  double cell_width = 17;  // points that the shortest action gets, at least 1
+};
+
+// Ranks as rows, time to the right; kinds in colours that colour-blind readers tell apart, further
+// chunks lighter, the micro-batch in each cell, idle time hatched, the activations below each rank;
+// light or dark as the viewer prefers. Stand-alone SVG 1.1 with CSS, no script.
+// Errors: kInvalidArgument (more than 100,000 actions in the part asked for, an empty part).
+Result<std::string> Svg(const Timeline& timeline, const schedule::Schedule* schedule,
+                        const SvgOptions& options);
+
+// Shade of a slice's cell: the chunk on its rank, or with two copies of the weights the copy; 0
+// without a schedule.
+int ShadeOf(const Slice& slice, const schedule::Schedule* schedule);
+
+}  // namespace penstock::trace

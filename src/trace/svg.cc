@@ -1,0 +1,345 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "base/units.h"
+#include "trace/picture.h"
+
+namespace penstock::trace {
+namespace {
+
+using schedule::OpKind;
+using schedule::Schedule;
+
+constexpr int64_t kMostSlices = 100'000;
+constexpr double kLeft = 62;   // rank names
+constexpr double kRight = 58;  // peaks
+constexpr double kRowHeight = 21;
+constexpr double kCurveHeight = 15;
+constexpr double kRowGap = 7;
+constexpr double kTop = 46;
+constexpr double kMostWidth = 16000;
+constexpr int kShades = 4;
+
+// Okabe and Ito's colour-blind-safe palette; shades of a kind are mixed towards white (or, in the
+// dark, towards black).
+struct KindStyle {
+  OpKind kind;
+  const char* css;
+  const char* meaning;
+  std::array<int, 3> rgb;
+  bool dark_text;
+};
+
+constexpr std::array<KindStyle, 6> kStyles = {{
+    {OpKind::kForward, "F", "F forward", {0, 114, 178}, false},
+    {OpKind::kBackward, "B", "B backward", {213, 94, 0}, false},
+    {OpKind::kBackwardInput, "I", "I input gradient", {230, 159, 0}, true},
+    {OpKind::kBackwardWeight, "W", "W weight gradient", {0, 140, 105}, false},
+    {OpKind::kRecompute, "R", "R recompute", {204, 121, 167}, true},
+    {OpKind::kOptimizer, "O", "optimizer", {240, 228, 66}, true},
+}};
+
+const KindStyle* StyleOf(OpKind kind) {
+  for (const KindStyle& style : kStyles) {
+    if (style.kind == kind)
+      return &style;
+  }
+  return nullptr;
+}
+
+std::string Escaped(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        if (static_cast<unsigned char>(c) >= 32)
+          out += c;
+    }
+  }
+  return out;
+}
+
+std::string Mixed(const std::array<int, 3>& rgb, int towards, double part) {
+  auto mix = [&](int value) {
+    return static_cast<int>(std::lround(value + (towards - value) * part));
+  };
+  return fmt::format("#{:02x}{:02x}{:02x}", mix(rgb[0]), mix(rgb[1]), mix(rgb[2]));
+}
+
+std::string StyleSheet() {
+  std::string css =
+      "text{font:11px Helvetica,Arial,sans-serif;fill:#1a1a1a}\n"
+      ".bg{fill:#fff}.row{fill:#f2f2f2}.hatch{stroke:#c9c9c9}\n"
+      ".n{text-anchor:middle;font-size:10px}.s{font-size:9px}.r{text-anchor:end}\n"
+      ".t{font-size:13px;font-weight:bold}\n"
+      ".curve{fill:#8a8a8a;fill-opacity:.35;stroke:#5a5a5a;stroke-width:1}\n"
+      ".axis{stroke:#777;stroke-width:1}.x{fill:#999}\n";
+  std::string dark =
+      "text{fill:#e8e8e8}.bg{fill:#15171a}.row{fill:#24272c}.hatch{stroke:#474c54}\n"
+      ".curve{fill:#b0b0b0;stroke:#c8c8c8}.axis{stroke:#999}\n";
+  for (const KindStyle& style : kStyles) {
+    for (int shade = 0; shade < kShades; ++shade) {
+      const double part = shade == 0 ? 0 : 0.28 + 0.17 * shade;
+      css += fmt::format(".{}{}{{fill:{}}}", style.css, shade, Mixed(style.rgb, 255, part));
+      css += fmt::format(".n{}{}{{fill:{}}}", style.css, shade,
+                         style.dark_text || shade > 0 ? "#111" : "#fff");
+      dark += fmt::format(".{}{}{{fill:{}}}", style.css, shade,
+                          Mixed(style.rgb, 0, 0.12 + 0.15 * shade));
+      dark += fmt::format(".n{}{}{{fill:{}}}", style.css, shade,
+                          style.dark_text && shade < 2 ? "#111" : "#fff");
+    }
+    css += "\n";
+  }
+  return css + "@media (prefers-color-scheme: dark){\n" + dark + "}\n";
+}
+
+class SvgDrawer {
+ public:
+  SvgDrawer(const Timeline& timeline, const Schedule* schedule, const SvgOptions& options)
+      : timeline_(timeline), schedule_(schedule), options_(options) {}
+
+  Result<std::string> Draw() {
+    from_s_ = timeline_.begin_s + std::max(0.0, options_.from_s);
+    to_s_ = options_.to_s < 0 ? timeline_.end_s
+                              : std::min(timeline_.end_s, timeline_.begin_s + options_.to_s);
+    if (!(to_s_ > from_s_)) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[trace.svg] nothing from {} s to {} s, wanted a part of the {} s there are",
+                       options_.from_s, options_.to_s, timeline_.end_s - timeline_.begin_s);
+    }
+    PENSTOCK_TRY(Scale());
+    row_step_ = kRowHeight + kRowGap + (options_.memory ? kCurveHeight : 0);
+    const double rows = row_step_ * static_cast<double>(timeline_.ranks.size());
+    const double bottom = kTop + rows + 18;
+    const double height = bottom + 22 + 15 * static_cast<double>(options_.notes.size());
+    const double full = std::max(kLeft + width_ + kRight, 430.0);
+    out_ = fmt::format(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
+        "viewBox=\"0 0 {0:.0f} {1:.0f}\" role=\"img\">\n<title>{2}</title>\n<style>\n{3}</style>\n"
+        "<defs><pattern id=\"idle\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\" "
+        "patternTransform=\"rotate(45)\"><rect class=\"row\" width=\"6\" height=\"6\"/>"
+        "<line class=\"hatch\" x1=\"0\" y1=\"0\" x2=\"0\" y2=\"6\"/></pattern></defs>\n"
+        "<rect class=\"bg\" width=\"100%\" height=\"100%\"/>\n"
+        "<text class=\"t\" x=\"8\" y=\"18\">{2}</text>\n",
+        full, height, Escaped(options_.title.empty() ? timeline_.name : options_.title),
+        StyleSheet());
+    Legend();
+    FindTops();
+    for (size_t r = 0; r < timeline_.ranks.size(); ++r)
+      Row(r);
+    Axis(kTop + rows);
+    for (size_t i = 0; i < options_.notes.size(); ++i) {
+      out_ += fmt::format("<text class=\"s\" x=\"8\" y=\"{:.1f}\">{}</text>\n",
+                          bottom + 20 + 15 * static_cast<double>(i), Escaped(options_.notes[i]));
+    }
+    out_ += "</svg>\n";
+    return std::move(out_);
+  }
+
+ private:
+  Result<> Scale() {
+    double shortest_s = to_s_ - from_s_;
+    int64_t count = 0;
+    for (const RankTimeline& rank : timeline_.ranks) {
+      for (const Slice& slice : rank.slices) {
+        if (!Visible(slice))
+          continue;
+        ++count;
+        used_ |= uint32_t{1} << static_cast<int>(slice.action.kind);
+        const double duration_s = slice.end_s - slice.start_s;
+        if (duration_s > 1e-6 * (to_s_ - from_s_))
+          shortest_s = std::min(shortest_s, duration_s);
+      }
+    }
+    if (count > kMostSlices) {
+      return MakeError(
+          ErrorCode::kInvalidArgument,
+          "[trace.svg] {} actions, wanted at most {}: draw a part with --from and --to", count,
+          kMostSlices);
+    }
+    width_ = std::max(1.0, options_.cell_width) * (to_s_ - from_s_) / shortest_s;
+    width_ = std::min(width_, kMostWidth);
+    per_s_ = width_ / (to_s_ - from_s_);
+    return {};
+  }
+
+  bool Visible(const Slice& slice) const {
+    return slice.end_s > from_s_ && slice.start_s < to_s_ && slice.end_s > slice.start_s;
+  }
+
+  double X(double at_s) const {
+    return kLeft + (std::clamp(at_s, from_s_, to_s_) - from_s_) * per_s_;
+  }
+
+  void Legend() {
+    double x = kLeft;
+    for (const KindStyle& style : kStyles) {
+      if ((used_ >> static_cast<int>(style.kind) & 1) == 0)
+        continue;
+      out_ += fmt::format(
+          "<rect class=\"{}0\" x=\"{:.1f}\" y=\"27\" width=\"11\" height=\"11\"/>"
+          "<text class=\"s\" x=\"{:.1f}\" y=\"36\">{}</text>\n",
+          style.css, x, x + 15, style.meaning);
+      x += 26 + 5.2 * static_cast<double>(std::string_view(style.meaning).size());
+    }
+    out_ += fmt::format(
+        "<rect fill=\"url(#idle)\" x=\"{:.1f}\" y=\"27\" width=\"11\" height=\"11\"/>"
+        "<text class=\"s\" x=\"{:.1f}\" y=\"36\">idle</text>\n",
+        x, x + 15);
+    x += 48;
+    if (options_.memory) {
+      out_ += fmt::format(
+          "<rect class=\"curve\" x=\"{:.1f}\" y=\"31\" width=\"14\" height=\"7\"/>"
+          "<text class=\"s\" x=\"{:.1f}\" y=\"36\">saved activations</text>\n",
+          x, x + 18);
+    }
+  }
+
+  const Counter* ActivationsOf(const RankTimeline& rank) const {
+    for (const Counter& counter : rank.counters) {
+      if (counter.name == "activations")
+        return &counter;
+    }
+    return nullptr;
+  }
+
+  void FindTops() {
+    for (const RankTimeline& rank : timeline_.ranks) {
+      if (const Counter* counter = ActivationsOf(rank)) {
+        for (const Counter::Sample& sample : counter->samples)
+          top_ = std::max(top_, sample.value);
+      }
+    }
+  }
+
+  void Row(size_t r) {
+    const RankTimeline& rank = timeline_.ranks[r];
+    const double y = kTop + row_step_ * static_cast<double>(r);
+    out_ += fmt::format(
+        "<text class=\"r\" x=\"{:.0f}\" y=\"{:.1f}\">{}</text>\n"
+        "<rect fill=\"url(#idle)\" x=\"{:.0f}\" y=\"{:.1f}\" width=\"{:.2f}\" "
+        "height=\"{:.0f}\"/>\n",
+        kLeft - 8, y + 15, Escaped(rank.name.empty() ? fmt::format("rank {}", r) : rank.name),
+        kLeft, y, width_, kRowHeight);
+    for (const Slice& slice : rank.slices) {
+      if (Visible(slice))
+        Cell(slice, y);
+    }
+    if (options_.memory)
+      Curve(rank, y + kRowHeight + 1);
+  }
+
+  void Cell(const Slice& slice, double y) {
+    const double x = X(slice.start_s);
+    const double w = X(slice.end_s) - x;
+    const KindStyle* style = StyleOf(slice.action.kind);
+    const int shade = std::min(ShadeOf(slice, schedule_), kShades - 1);
+    const std::string css = style == nullptr ? "x" : fmt::format("{}{}", style->css, shade);
+    const double gap = w > 6 ? 0.8 : 0;
+    out_ += fmt::format(
+        "<rect class=\"{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\">"
+        "<title>{}</title></rect>\n",
+        css, x, y, std::max(0.3, w - gap), kRowHeight,
+        Escaped(schedule::ActionText(slice.action,
+                                     schedule_ == nullptr
+                                         ? std::span<const schedule::Edge>()
+                                         : std::span<const schedule::Edge>(schedule_->edges))));
+    if (!slice.action.micro_batch.valid())
+      return;
+    std::string text = fmt::format("{}", slice.action.micro_batch.value());
+    if (schedule_ != nullptr && schedule_->slices > 1)
+      text += fmt::format(".{}", slice.action.slice);
+    if (w - gap < 5.7 * static_cast<double>(text.size()) + 1.5)
+      return;
+    out_ += fmt::format("<text class=\"n n{}\" x=\"{:.2f}\" y=\"{:.1f}\">{}</text>\n", css,
+                        x + (w - gap) / 2, y + 14.5, text);
+  }
+
+  void Curve(const RankTimeline& rank, double y) {
+    const Counter* counter = ActivationsOf(rank);
+    if (counter == nullptr || top_ <= 0)
+      return;
+    const double base = y + kCurveHeight - 1;
+    const double scale = (kCurveHeight - 3) / top_;
+    std::string path = fmt::format("M{:.2f} {:.1f}", X(from_s_), base);
+    double value = 0;
+    double peak = 0;
+    for (const Counter::Sample& sample : counter->samples) {
+      peak = std::max(peak, sample.value);
+      if (sample.at_s > to_s_)
+        break;
+      if (sample.at_s >= from_s_) {
+        path += fmt::format("L{0:.2f} {1:.1f}L{0:.2f} {2:.1f}", X(sample.at_s),
+                            base - value * scale, base - sample.value * scale);
+      }
+      value = sample.value;
+    }
+    path += fmt::format("L{0:.2f} {1:.1f}L{0:.2f} {2:.1f}Z", X(to_s_), base - value * scale, base);
+    const std::string label =
+        counter->unit == "bytes" ? FormatBytes(peak) : fmt::format("{:.4g} M", peak);
+    out_ += fmt::format(
+        "<path class=\"curve\" d=\"{}\"/><text class=\"s\" x=\"{:.1f}\" y=\"{:.1f}\">"
+        "{}</text>\n",
+        path, kLeft + width_ + 5, base - 1, label);
+  }
+
+  void Axis(double y) {
+    const double span_s = to_s_ - from_s_;
+    const double most_marks = std::clamp(width_ / 70, 1.0, 40.0);
+    double step_s = std::pow(10, std::floor(std::log10(span_s / most_marks)));
+    for (const double factor : {1.0, 2.0, 5.0, 10.0}) {
+      if (span_s / (step_s * factor) <= most_marks) {
+        step_s *= factor;
+        break;
+      }
+    }
+    out_ += fmt::format(
+        "<line class=\"axis\" x1=\"{0:.0f}\" y1=\"{1:.1f}\" x2=\"{2:.2f}\" y2=\"{1:.1f}\"/>\n",
+        kLeft, y, kLeft + width_);
+    for (double at_s = std::ceil((from_s_ - timeline_.begin_s) / step_s) * step_s;
+         at_s <= to_s_ - timeline_.begin_s + 1e-9 * span_s; at_s += step_s) {
+      const double x = X(timeline_.begin_s + at_s);
+      out_ += fmt::format(
+          "<line class=\"axis\" x1=\"{0:.2f}\" y1=\"{1:.1f}\" x2=\"{0:.2f}\" y2=\"{2:.1f}\"/>"
+          "<text class=\"s n\" x=\"{0:.2f}\" y=\"{3:.1f}\">{4}</text>\n",
+          x, y, y + 4, y + 14, at_s == 0 ? "0" : FormatSeconds(at_s));
+    }
+  }
+
+  const Timeline& timeline_;
+  const Schedule* schedule_;
+  const SvgOptions& options_;
+  std::string out_;
+  double from_s_ = 0;
+  double to_s_ = 0;
+  double width_ = 0;
+  double per_s_ = 1;
+  double row_step_ = 0;
+  double top_ = 0;
+  uint32_t used_ = 0;
+};
+
+}  // namespace
+
+Result<std::string> Svg(const Timeline& timeline, const Schedule* schedule,
+                        const SvgOptions& options) {
+  return SvgDrawer(timeline, schedule, options).Draw();
+}
+
+}  // namespace penstock::trace
