@@ -263,7 +263,7 @@ class ChromeReader {
     }
     PENSTOCK_TRY_ASSIGN(const std::string category, reader.StringOr("cat", ""));
     if (phase == "s")
-      return category == "message" ? ReadMessage(reader, details, tid, name) : Result<>();
+      return category == "message" ? ReadMessage(details, tid, name) : Result<>();
     PENSTOCK_TRY_ASSIGN(const double start, reader.Number("ts", -1e18, 1e18));
     PENSTOCK_TRY_ASSIGN(const double duration, reader.NumberOr("dur", 0, 0, 1e18));
     const double start_s = start / kMicro;
@@ -297,18 +297,18 @@ class ChromeReader {
         wait.cause = static_cast<WaitCause>(i);
     }
     PENSTOCK_TRY_ASSIGN(const std::string awaited, details.StringOr("awaited", "."));
-    PENSTOCK_TRY_ASSIGN(wait.awaited, schedule::ParseAction(awaited, edges_));
+    PENSTOCK_TRY_ASSIGN(wait.awaited, ParseNamed(awaited, details.where()));
     PENSTOCK_TRY_ASSIGN(const int64_t rank, details.IntOr("rank", -1, -1, kMostRanks - 1));
     wait.awaited_rank = RankId(static_cast<int32_t>(rank));
     RankOf(tid).waits.push_back(wait);
     return {};
   }
 
-  Result<> ReadMessage(const JsonReader& reader, const JsonReader& details, int64_t tid,
-                       const std::string& name) {
-    (void)reader;
+  Result<> ReadMessage(const JsonReader& details, int64_t tid, const std::string& name) {
     Message message;
-    PENSTOCK_TRY_ASSIGN(message.action, schedule::ParseAction(name, edges_));
+    PENSTOCK_TRY_ASSIGN(message.action, ParseNamed(name, details.where()));
+    if (!schedule::IsSend(message.action.kind))
+      return Wrong(fmt::format("message '{}' is no SEND", name.substr(0, 40)));
     message.from = RankId(static_cast<int32_t>(tid));
     PENSTOCK_TRY_ASSIGN(const int64_t to, details.Int("to", 0, kMostRanks - 1));
     message.to = RankId(static_cast<int32_t>(to));
@@ -321,6 +321,13 @@ class ChromeReader {
     PENSTOCK_TRY_ASSIGN(message.bytes, details.IntOr("bytes", 0, 0, INT64_MAX));
     RankOf(to).received.push_back(message);
     return {};
+  }
+
+  Result<Action> ParseNamed(const std::string& text, const std::string& where) const {
+    auto action = schedule::ParseAction(text, edges_);
+    if (!action.ok())
+      return MakeError(ErrorCode::kInvalidArgument, "{}: {}", where, action.error().message);
+    return action;
   }
 
   RankTimeline& RankOf(int64_t tid) {

@@ -161,6 +161,8 @@ class GridDrawer {
       column = last;
     }
     Idle(out, columns_ - column);
+    if (!options_.colour)
+      out.erase(out.find_last_not_of(' ') + 1);
     return out + "\n";
   }
 
