@@ -6,20 +6,22 @@
 
 namespace penstock::cli {
 
+void AddCheck(CLI::App& app, int& status);
 void AddInspect(CLI::App& app, int& status);
 void AddOptimize(CLI::App& app, int& status);
 void AddPlan(CLI::App& app, int& status);
+void AddSchedule(CLI::App& app, int& status);
 void AddSim(CLI::App& app, int& status);
 void AddTrace(CLI::App& app, int& status);
 
-// clang-format off
 inline constexpr AddVerb kVerbs[] = {
     AddInspect,
+    AddSchedule,
+    AddCheck,
     AddPlan,
     AddSim,
     AddOptimize,
     AddTrace,
 };
-// clang-format on
 
 }  // namespace penstock::cli

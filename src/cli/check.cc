@@ -1,0 +1,228 @@
+// penstock check FILE: proves a schedule file, or refuses it and says where.
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/units.h"
+#include "cli/verb.h"
+#include "cli/verbs.h"
+#include "cost/cost_model.h"
+#include "schedule/text/text.h"
+#include "schedule/transport.h"
+#include "schedule/validate.h"
+
+namespace penstock::cli {
+namespace {
+
+using schedule::Problem;
+using schedule::ProblemKind;
+using schedule::Schedule;
+
+struct Flags {
+  CommonFlags common;
+  std::string file;
+  std::optional<int64_t> ranks;
+  std::string transport = "credits";
+  int64_t credits = 1;
+  std::string activation_limit;
+  std::string costs;
+};
+
+// N or N,N,...: finite, not negative.
+Result<std::vector<double>> ParseLimits(const std::string& text, size_t ranks) {
+  std::vector<double> limits;
+  size_t at = 0;
+  while (!text.empty() && at <= text.size()) {
+    const size_t comma = std::min(text.find(',', at), text.size());
+    double value = 0;
+    const char* end = text.data() + comma;
+    const auto [stop, error] = std::from_chars(text.data() + at, end, value);
+    if (error != std::errc() || stop != end || !std::isfinite(value) || value < 0) {
+      return MakeError(
+          ErrorCode::kInvalidArgument,
+          "[cli.check] --activation-limit: got '{}', wanted N or N,N,... (fractions too)", text);
+    }
+    limits.push_back(value);
+    at = comma + 1;
+  }
+  if (limits.size() > 1 && limits.size() != ranks) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.check] --activation-limit: {} numbers, wanted 1 or {}, one per rank",
+                     limits.size(), ranks);
+  }
+  return limits;
+}
+
+Result<schedule::ValidateOptions> Options(const Flags& flags, const Schedule& s) {
+  schedule::ValidateOptions options;
+  if (flags.credits < 1 || flags.credits > 0x7fffffff) {
+    return MakeError(ErrorCode::kInvalidArgument, "[cli.check] --credits {}, wanted at least 1",
+                     flags.credits);
+  }
+  PENSTOCK_TRY_ASSIGN(options.transport,
+                      schedule::ParseTransport(flags.transport, static_cast<int>(flags.credits)));
+  PENSTOCK_TRY_ASSIGN(options.activation_limit,
+                      ParseLimits(flags.activation_limit, s.ranks.size()));
+  if (flags.costs.empty())
+    return options;
+  PENSTOCK_TRY_ASSIGN(const cost::CostFile file, cost::ReadCostFile(flags.costs));
+  PENSTOCK_TRY_ASSIGN(const cost::CostModel model, cost::FitCosts(file, s));
+  for (const cost::StageCost& stage : model.stages)
+    options.activation_bytes.push_back(static_cast<double>(stage.activation_bytes));
+  if (options.activation_limit.empty())
+    options.activation_limit.assign(model.memory_bytes.begin(), model.memory_bytes.end());
+  return options;
+}
+
+Json ErrorJson(const Problem& problem) {
+  auto or_null = [](int value) { return value >= 0 ? Json(value) : Json(nullptr); };
+  return {{"kind", schedule::ProblemKindText(problem.kind)},
+          {"rank", or_null(problem.rank)},
+          {"position", or_null(problem.position)},
+          {"action", problem.action.empty() ? Json(nullptr) : Json(problem.action)},
+          {"message", problem.message}};
+}
+
+Json ReportJson(const schedule::ScheduleText& read, const schedule::Report& report) {
+  const Schedule& s = read.schedule;
+  Json errors = Json::array();
+  for (const Problem& problem : report.problems)
+    errors.push_back(ErrorJson(problem));
+  Json json = {{"ok", report.ok()},
+               {"dialect", schedule::DialectText(read.dialect)},
+               {"p", s.num_ranks()},
+               {"stages", s.num_stages()},
+               {"m", s.micro_batches},
+               {"v", s.chunks()},
+               {"actions", s.CountActions()},
+               {"lowered", s.lowered},
+               {"makespan_slots", report.makespan_slots},
+               {"peak_activations", report.peak_activations},
+               {"errors", std::move(errors)},
+               {"error_count", report.problem_count},
+               {"name", s.name},
+               {"placement", schedule::PlacementKindText(s.placement.kind())},
+               {"slices", s.slices},
+               {"steps", s.steps},
+               {"held_gradients", report.held_gradients}};
+  if (!report.peak_bytes.empty())
+    json["peak_bytes"] = report.peak_bytes;
+  return json;
+}
+
+// A file that can't be read: the place as rank and cell where it is a CSV's.
+Json UnreadableJson(const Error& error, const schedule::TextPlace& place) {
+  Problem problem;
+  problem.kind = ProblemKind::kParse;
+  problem.rank = place.row - 1;
+  problem.position = place.column - 1;
+  problem.message = error.message;
+  return {{"ok", false},
+          {"dialect", nullptr},
+          {"p", nullptr},
+          {"stages", nullptr},
+          {"m", nullptr},
+          {"v", nullptr},
+          {"actions", nullptr},
+          {"lowered", nullptr},
+          {"makespan_slots", nullptr},
+          {"peak_activations", Json::array()},
+          {"errors", Json::array({ErrorJson(problem)})}};
+}
+
+void PrintGood(const schedule::ScheduleText& read, const schedule::Report& report,
+               const Flags& flags) {
+  const Schedule& s = read.schedule;
+  fmt::print("{} is legal: {} ranks, {} stages ({} placement), {} micro-batches, {} actions, {}\n",
+             s.name, s.num_ranks(), s.num_stages(), schedule::PlacementKindText(s.placement.kind()),
+             s.micro_batches, FormatCount(s.CountActions()),
+             s.lowered
+                 ? fmt::format("lowered; no deadlock under {}{}", flags.transport,
+                               flags.transport == "credits"
+                                   ? fmt::format(" ({} per edge and direction)", flags.credits)
+                                   : "")
+                 : std::string("compute-only"));
+  constexpr size_t kShown = 64;
+  std::string peaks;
+  for (size_t r = 0; r < std::min(kShown, report.peak_activations.size()); ++r)
+    peaks += fmt::format(" {:g}", report.peak_activations[r]);
+  fmt::print("peak activations per rank, in micro-batches of one rank's share:{}{}\n", peaks,
+             report.peak_activations.size() > kShown ? " ..." : "");
+  int64_t held = 0;
+  for (const int64_t count : report.held_gradients)
+    held += count;
+  if (held > 0)
+    fmt::print("weight gradients that come early and are held back: {}\n", held);
+}
+
+int Run(const CLI::App& verb, const Flags& flags) {
+  schedule::TextPlace place;
+  const auto read = schedule::ReadScheduleFile(flags.file, &place);
+  if (!read.ok()) {
+    if (flags.common.json)
+      PrintJson(UnreadableJson(read.error(), place));
+    return Fail(verb, read.error());
+  }
+  const Schedule& s = read->schedule;
+  const auto options = Options(flags, s);
+  if (!options.ok())
+    return Fail(verb, options.error());
+  schedule::Report report = schedule::Validate(s, options.value());
+  if (flags.ranks && *flags.ranks != s.num_ranks()) {
+    ++report.problem_count;
+    Problem problem;
+    problem.kind = ProblemKind::kShape;
+    problem.message =
+        fmt::format("{} ranks in the file, wanted {} as -p says", s.num_ranks(), *flags.ranks);
+    report.problems.insert(report.problems.begin(), problem);
+  }
+  if (flags.common.json) {
+    PrintJson(ReportJson(read.value(), report));
+  } else if (report.ok()) {
+    PrintGood(read.value(), report, flags);
+  }
+  if (!report.ok()) {
+    fmt::print(stderr, "penstock check: {}: {} problem{}\n{}", flags.file, report.problem_count,
+               report.problem_count == 1 ? "" : "s", schedule::FormatProblems(s, report));
+  }
+  return report.ok() ? 0 : 1;
+}
+
+}  // namespace
+
+void AddCheck(CLI::App& app, int& status) {
+  CLI::App* verb = app.add_subcommand(
+      "check",
+      "Prove that a schedule file is complete, ordered, free of deadlock and within memory");
+  auto flags = std::make_shared<Flags>();
+  AddCommonFlags(*verb, flags->common);
+  verb->add_option("file", flags->file, "Native schedule or PyTorch CSV of any dialect")
+      ->required();
+  verb->add_option("-p,--ranks", flags->ranks, "The file must have this many ranks")
+      ->check(CLI::PositiveNumber);
+  verb->add_option("--transport", flags->transport,
+                   "Of lowered files: posted, buffered, credits or rendezvous")
+      ->capture_default_str();
+  verb->add_option("--credits", flags->credits, "Undelivered messages per edge and direction")
+      ->capture_default_str();
+  verb->add_option("--activation-limit", flags->activation_limit,
+                   "Most saved activations: N for all ranks or N,N,... one per rank, in "
+                   "micro-batches of one rank's share (bytes with --costs)");
+  verb->add_option("--costs", flags->costs,
+                   "Costs file (TOML): count activations in bytes; its memory_bytes are the limit");
+  verb->footer(
+      "Exit status 0: legal, 1: refused, 2: can't be read.\nExample:\n  penstock schedule zb-h1 -p "
+      "4 -m 8 --lowered -o s && penstock check s "
+      "--activation-limit 4");
+  verb->callback([verb, flags, &status] { status = Run(*verb, *flags); });
+}
+
+}  // namespace penstock::cli
