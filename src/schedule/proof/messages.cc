@@ -162,6 +162,9 @@ class MessageIndex {
   void NeedChain(int rank, int32_t index, const Action& a) {
     const bool forward = a.kind == OpKind::kForward;
     const int from = a.stage.value() + (forward ? -1 : 1);
+    const TripleTable::Entry& entry = proof_.triples[proof_.triples.IndexOf(a)];
+    if ((forward ? entry.forward : entry.input) != index)
+      return;  // a repetition, reported
     if (from < 0 || from >= schedule_.num_stages() ||
         schedule_.RankOf(StageId(from), a.micro_batch) == RankId(rank))
       return;

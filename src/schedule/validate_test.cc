@@ -1,0 +1,425 @@
+#include "schedule/validate.h"
+
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+
+#include "schedule/brute_force_for_tests.h"
+#include "schedule/grid.h"
+#include "schedule/passes.h"
+#include "schedule/registry.h"
+#include "schedule/text/text.h"
+
+namespace penstock::schedule {
+namespace {
+
+Schedule FromCsv(std::string_view text) {
+  return ParseSchedule(text, "test.csv").value().schedule;
+}
+
+std::set<std::string> Kinds(const Report& report) {
+  std::set<std::string> kinds;
+  for (const Problem& problem : report.problems)
+    kinds.emplace(ProblemKindText(problem.kind));
+  return kinds;
+}
+
+std::set<std::string> KindsOf(std::string_view csv, const ValidateOptions& options = {}) {
+  return Kinds(Validate(FromCsv(csv), options));
+}
+
+using Set = std::set<std::string>;
+
+constexpr const char* kGood = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n";
+
+TEST(Validate, EveryGeneratorIsLegalAndItsPeaksAgreeWithBruteForceLimits) {
+  for (const GeneratorInfo& info : Generators()) {
+    for (int p = 1; p <= 6; ++p) {
+      for (const int m : {1, 2, 3, 6, 11}) {
+        const Schedule s = Generate(info.name, {p, m, 0, 0}).value();
+        const Report report = Validate(s);
+        ASSERT_TRUE(report.ok()) << info.name << p << m << FormatProblems(s, report);
+        EXPECT_GT(report.makespan_slots, 0);
+        for (const int64_t held : report.held_gradients)
+          EXPECT_EQ(held, 0);
+        const double most =
+            *std::max_element(report.peak_activations.begin(), report.peak_activations.end());
+        EXPECT_TRUE(Validate(s, {.activation_limit = {most}}).ok());
+        EXPECT_EQ(Kinds(Validate(s, {.activation_limit = {most - 0.01}})), Set{"memory"});
+        EXPECT_TRUE(Validate(s, {.activation_limit = report.peak_activations}).ok());
+      }
+    }
+  }
+}
+
+TEST(Validate, EachKindOfFaultHasItsName) {
+  EXPECT_EQ(KindsOf(kGood), Set{});
+  EXPECT_EQ(KindsOf("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n"), Set{"missing"});
+  EXPECT_EQ(KindsOf("0F0,0F1,0B0,0B1,0B1\n1F0,1B0,1F1,1B1\n"), Set{"duplicate"});
+  EXPECT_EQ(KindsOf("0F0,0F1,0B0,0B1,0F0\n1F0,1B0,1F1,1B1\n"), Set{"duplicate"});
+  EXPECT_EQ(KindsOf("0F0,0B0,0F1,0B1\n1F0,1B0,1B1,1F1\n"), Set{"order"});
+  EXPECT_EQ(KindsOf("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"), Set{"deadlock"});
+  EXPECT_EQ(KindsOf("0F0,0F1,0B0,0B1,1F0\n1B0,1F1,1B1\n").count("placement"), 1U);
+  EXPECT_EQ(KindsOf(kGood, {.activation_limit = {1}}), Set{"memory"});
+  EXPECT_EQ(KindsOf(kGood, {.activation_limit = {2, 1}}), Set{});
+  EXPECT_EQ(KindsOf(kGood, {.activation_limit = {2, 1, 1}}), Set{"shape"});
+  EXPECT_EQ(KindsOf("0F0,0I0,0F1,0I1,0W0,0W1,0B0\n").count("duplicate"), 1U);
+  Schedule s = FromCsv(kGood);
+  s.micro_batches = 1;
+  EXPECT_EQ(Kinds(Validate(s)), Set{"range"});
+  s.micro_batches = 0;
+  EXPECT_EQ(Kinds(Validate(s)), Set{"shape"});
+  s = FromCsv(kGood);
+  s.ranks.pop_back();
+  EXPECT_EQ(Kinds(Validate(s)), Set{"shape"});
+  s = FromCsv(kGood);
+  s.ranks[0][0].joined = true;
+  EXPECT_EQ(Kinds(Validate(s)), Set{"shape"});
+}
+
+TEST(Validate, MessagesAreMatchedAndInPlace) {
+  const std::string good = "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n";
+  EXPECT_EQ(KindsOf(good), Set{});
+  EXPECT_EQ(KindsOf("0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"), Set{"unmatched"});
+  EXPECT_EQ(KindsOf("0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0\n"), Set{"unmatched"});
+  EXPECT_EQ(KindsOf("0F0,0RECV_B0,0B0\n1F0,1B0,1SEND_B0\n"), Set{"missing"});
+  EXPECT_EQ(KindsOf("0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"), Set{"order"});
+  EXPECT_EQ(KindsOf("0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1RECV_F0,1B0,1SEND_B0\n"), Set{"order"});
+  EXPECT_EQ(KindsOf("0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"),
+            Set{"duplicate"});
+  EXPECT_EQ(KindsOf("0F0,0SEND_F0,1RECV_F0,1F0,1B0,0B0\n"), Set{"placement"});
+  EXPECT_EQ(KindsOf("0F0,0SEND_B0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"),
+            Set{"range"});
+  EXPECT_EQ(KindsOf("0F0,0WAIT_SEND_F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"),
+            Set{"order"});
+  EXPECT_EQ(KindsOf("0F0,0SEND_F0,0WAIT_SEND_B0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n")
+                .count("range"),
+            1U);
+  EXPECT_EQ(KindsOf("0F0,0SEND_F0,0RECV_B0,0B0\n1WAIT_SEND_B0,1RECV_F0,1F0,1B0,1SEND_B0\n"),
+            Set{"order"});
+}
+
+TEST(Validate, GatheredWeightsAndReductionsHaveAnOrder) {
+  EXPECT_EQ(KindsOf("0UNSHARD,0F0,0B0,0RESHARD,0REDUCE_GRAD\n"), Set{});
+  EXPECT_EQ(KindsOf("0F0,0UNSHARD,0B0,0RESHARD\n"), Set{"order"});
+  EXPECT_EQ(KindsOf("0UNSHARD,0F0,0RESHARD,0B0\n"), Set{"order"});
+  EXPECT_EQ(KindsOf("0UNSHARD,0UNSHARD,0F0,0B0\n"), Set{"order"});
+  EXPECT_EQ(KindsOf("0F0,0F1,0B0,0REDUCE_GRAD,0B1\n"), Set{"order"});
+  EXPECT_EQ(KindsOf("0F0,0B0,0REDUCE_GRAD,0REDUCE_GRAD\n"), Set{"duplicate"});
+  EXPECT_EQ(KindsOf("0F0,0B0,0WAIT_REDUCE_GRAD\n"), Set{"unmatched"});
+  EXPECT_EQ(KindsOf("0F0,0B0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n"), Set{});
+}
+
+// Two ranks that both send first, and two sends that are swapped.
+TEST(Validate, TransportsDifferWhereTheyShould) {
+  auto legal = [](std::string_view csv, TransportKind kind, int credits = 1) {
+    return Validate(FromCsv(csv), {.transport = {kind, credits}}).ok();
+  };
+  // Both ranks send before they receive.
+  const char* both_send =
+      "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,"
+      "1B1,1SEND_B1\n";
+  EXPECT_TRUE(legal(both_send, TransportKind::kPosted));
+  EXPECT_TRUE(legal(both_send, TransportKind::kBuffered));
+  EXPECT_TRUE(legal(both_send, TransportKind::kCredits));
+  EXPECT_FALSE(legal(both_send, TransportKind::kRendezvous));
+  // Sends in another order than the receives.
+  const char* swapped = "0F0,0F1,0SEND_F1,0SEND_F0\n1RECV_F0,1F0,1RECV_F1,1F1\n";
+  EXPECT_TRUE(legal(swapped, TransportKind::kPosted));
+  EXPECT_TRUE(legal(swapped, TransportKind::kBuffered));
+  EXPECT_FALSE(legal(swapped, TransportKind::kCredits));
+  EXPECT_TRUE(legal(swapped, TransportKind::kCredits, 2));
+  EXPECT_FALSE(legal(swapped, TransportKind::kRendezvous));
+  // A receive that waits in program order holds up a computation that does not need it.
+  const char* early = "0F0,0RECV_B0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n";
+  EXPECT_TRUE(legal(early, TransportKind::kPosted));
+  EXPECT_FALSE(legal(early, TransportKind::kBuffered));
+}
+
+TEST(Validate, ADeadlockIsPrintedAsAChainWithTheNearestLegalOrder) {
+  const Report report = Validate(FromCsv("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"));
+  ASSERT_EQ(report.problems.size(), 1U);
+  EXPECT_EQ(report.problems[0].message,
+            "2 ranks wait for each other (compute-only: free data flow)\n"
+            "  rank 0 stands at cell 1, 0B0: waits for rank 1 to do 1B0 at cell 2\n"
+            "  rank 1 stands at cell 1, 1F1: waits for rank 0 to do 0F1 at cell 2\n"
+            "  nearest legal order: 1B0 on rank 1 at cell 1 instead of 2");
+  EXPECT_EQ(report.problems[0].rank, 0);
+  EXPECT_EQ(report.problems[0].position, 1);
+  EXPECT_EQ(report.problems[0].action, "0B0");
+  const Report full = Validate(FromCsv("0F0,0F1,0SEND_F1,0SEND_F0\n1RECV_F0,1F0,1RECV_F1,1F1\n"));
+  EXPECT_NE(
+      full.problems.at(0).message.find("waits for rank 1 to make room with 1RECV_F1 at cell 2"),
+      std::string::npos)
+      << full.problems[0].message;
+}
+
+TEST(Validate, AnOverlongMemoryNamesItsOwners) {
+  const Report report = Validate(FromCsv(kGood), {.activation_limit = {1}});
+  ASSERT_EQ(report.problems.size(), 1U);
+  EXPECT_EQ(report.problems[0].position, 1);
+  EXPECT_EQ(report.problems[0].action, "0F1");
+  EXPECT_NE(report.problems[0].message.find("kept here by 0F0 0F1"), std::string::npos)
+      << report.problems[0].message;
+  const Report bytes =
+      Validate(FromCsv(kGood), {.activation_limit = {150}, .activation_bytes = {100, 160}});
+  ASSERT_EQ(bytes.problems.size(), 2U);
+  EXPECT_EQ(bytes.peak_bytes, (std::vector<double>{200, 160}));
+}
+
+TEST(Validate, OverlappedPairsCountTheForwardFirst) {
+  for (const char* text : {"0F0,(0F1;0B0)OVERLAP_F_B,0B1\n", "0F0,(0B0;0F1)OVERLAP_F_B,0B1\n"}) {
+    EXPECT_EQ(Validate(FromCsv(text)).peak_activations[0], 2) << text;
+  }
+  EXPECT_EQ(Validate(FromCsv("0F0,0B0,0F1,0B1\n")).peak_activations[0], 1);
+}
+
+TEST(Validate, PositionsCountCellsWithIdleOnes) {
+  const Report report = Validate(FromCsv("0F0,,(0F1;0B0)OVERLAP_F_B,0F1,0B1\n"));
+  ASSERT_EQ(report.problems.size(), 1U);
+  EXPECT_EQ(report.problems[0].position, 3);
+}
+
+TEST(Validate, GradientsThatComeEarlyAreCountedAndHeld) {
+  const Report report = Validate(FromCsv("0F0,0F1,0F2,0B2,0B1,0B0\n"));
+  EXPECT_TRUE(report.ok());
+  EXPECT_EQ(report.held_gradients[0], 2);
+}
+
+TEST(Validate, LongValuesAreHeldUntilTheirLastRead) {
+  Schedule s = Generate("1f1b", {3, 2, 0, 0}).value();
+  s.edges.push_back({"skip", EdgeKind::kValue, StageId(0), {StageId(2)}, 8});
+  Schedule lowered = ReleaseValues(AddCommunication(s).value()).value();
+  ASSERT_TRUE(Validate(lowered).ok());
+  auto find = [&](size_t rank, std::string_view text) {
+    auto& program = lowered.ranks[rank];
+    for (size_t i = 0; i < program.size(); ++i) {
+      if (ActionText(program[i], s.edges) == text)
+        return i;
+    }
+    ADD_FAILURE() << text;
+    return size_t{0};
+  };
+  // Released before its last read.
+  Schedule early = lowered;
+  const size_t release = find(2, "2FREE0:skip");
+  std::rotate(early.ranks[2].begin() + static_cast<long>(find(2, "2F0")) + 1,
+              early.ranks[2].begin() + static_cast<long>(release),
+              early.ranks[2].begin() + static_cast<long>(release) + 1);
+  EXPECT_EQ(Kinds(Validate(early)), Set{"order"});
+  // Never received.
+  Schedule missing = lowered;
+  missing.ranks[0].erase(missing.ranks[0].begin() + static_cast<long>(find(0, "0SEND_F1:skip>2")));
+  missing.ranks[2].erase(missing.ranks[2].begin() + static_cast<long>(find(2, "2RECV_F1:skip>0")));
+  EXPECT_EQ(Kinds(Validate(missing)), Set{"missing"});
+  // Received after it is read.
+  Schedule late = lowered;
+  const size_t recv = find(2, "2RECV_F0:skip>0");
+  std::swap(late.ranks[2][recv], late.ranks[2][find(2, "2F0")]);
+  EXPECT_EQ(Kinds(Validate(late)), Set{"order"});
+}
+
+TEST(Validate, OptimizerAndBarrierHaveTheirPlace) {
+  const Schedule good =
+      AddCommunication(
+          UnrollSteps(AddStepEnd(Generate("1f1b", {2, 2, 0, 0}).value()).value(), 2, true).value())
+          .value();
+  ASSERT_TRUE(Validate(good).ok()) << FormatProblems(good, Validate(good));
+  Schedule s = good;
+  for (auto it = s.ranks[1].begin(); it != s.ranks[1].end(); ++it) {
+    if (it->kind == OpKind::kBarrier) {
+      s.ranks[1].erase(it);
+      break;
+    }
+  }
+  EXPECT_EQ(Kinds(Validate(s)), Set{"unmatched"});
+  s = good;
+  const auto opt = std::find_if(s.ranks[0].begin(), s.ranks[0].end(),
+                                [](const Action& a) { return a.kind == OpKind::kOptimizer; });
+  std::rotate(s.ranks[0].begin(), opt, opt + 1);
+  EXPECT_EQ(Kinds(Validate(s)), Set{"order"});
+}
+
+TEST(Validate, RefusalsShowTheGridWithThePlaceMarked) {
+  const Schedule s = FromCsv("0F0,0B0,0F1,0B1\n1F0,1B0,1B1,1F1\n");
+  const std::string text = FormatProblems(s, Validate(s));
+  EXPECT_NE(text.find("order, rank 1, cell 2, 1B1: before 1F1 at cell 3, its forward\n"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("rank 1 | 1F0   1B0   [1B1] 1F1\n"), std::string::npos) << text;
+  const auto refused = Prove(s);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, ErrorCode::kInvalidSchedule);
+}
+
+TEST(Validate, ProblemsBeyondTheListAreCounted) {
+  const Report report =
+      Validate(FromCsv("0F0,0F1,0F2,0F3,0F4,0F5,0F0,0F1,0F2,0F3\n"), {.max_problems = 2});
+  EXPECT_EQ(report.problems.size(), 2U);
+  EXPECT_EQ(report.problem_count, 4);
+}
+
+TEST(Validate, LinearInTheNumberOfActions) {
+  const Schedule s = Generate("interleaved-1f1b", {64, 1024, 4, 0}).value();
+  EXPECT_EQ(s.CountActions(), 64 * 4 * 1024 * 2);
+  const Report report = Validate(s);
+  EXPECT_TRUE(report.ok());
+}
+
+// ---- Against brute force ----
+
+class Mutator {
+ public:
+  explicit Mutator(uint32_t seed) : random_(seed) {}
+
+  int Below(int n) { return static_cast<int>(random_() % static_cast<uint32_t>(n)); }
+
+  // One change that may or may not break the schedule. Its name.
+  std::string Change(Schedule& s) {
+    const auto r = static_cast<size_t>(Below(s.num_ranks()));
+    auto& program = s.ranks[r];
+    if (program.empty())
+      return "none";
+    const auto i = static_cast<size_t>(Below(static_cast<int>(program.size())));
+    const auto j = static_cast<size_t>(Below(static_cast<int>(program.size())));
+    Ungroup(program);
+    switch (Below(9)) {
+      case 0:
+        program.erase(program.begin() + static_cast<long>(i));
+        return "drop";
+      case 1:
+        program.insert(program.begin() + static_cast<long>(j), program[i]);
+        return "repeat";
+      case 2:
+        std::swap(program[i], program[j]);
+        return "swap";
+      case 3:
+        if (i + 1 < program.size())
+          std::swap(program[i], program[i + 1]);
+        return "swap neighbours";
+      case 4:
+        program[i].stage = StageId(Below(s.num_stages() + 1));
+        return "stage";
+      case 5:
+        program[i].micro_batch = MicroBatchId(Below(s.micro_batches + 1));
+        return "micro-batch";
+      case 6: {
+        auto& other = s.ranks[static_cast<size_t>(Below(s.num_ranks()))];
+        Ungroup(other);
+        const Action moved = program[i];
+        program.erase(program.begin() + static_cast<long>(i));
+        other.insert(other.begin() + Below(static_cast<int>(other.size()) + 1), moved);
+        return "move";
+      }
+      case 7: {
+        constexpr OpKind kKinds[] = {OpKind::kForward,       OpKind::kBackward,
+                                     OpKind::kBackwardInput, OpKind::kBackwardWeight,
+                                     OpKind::kSendForward,   OpKind::kRecvForward,
+                                     OpKind::kSendBackward,  OpKind::kRecvBackward};
+        program[i].kind = kKinds[Below(8)];
+        return "kind";
+      }
+      default:
+        std::rotate(program.begin() + static_cast<long>(std::min(i, j)),
+                    program.begin() + static_cast<long>(std::max(i, j)),
+                    program.begin() + static_cast<long>(std::max(i, j)) + 1);
+        return "pull";
+    }
+  }
+
+ private:
+  static void Ungroup(std::vector<Action>& program) {
+    for (Action& a : program)
+      a.joined = false;
+  }
+
+  std::mt19937 random_;
+};
+
+brute::Problem ToBrute(const Schedule& s, const Transport& transport, double limit) {
+  brute::Problem p;
+  p.ranks = s.num_ranks();
+  p.stages = s.num_stages();
+  p.micro_batches = s.micro_batches;
+  p.slices = s.slices;
+  p.chunks = s.chunks();
+  p.lowered = s.lowered;
+  p.credits = transport.credits;
+  p.transport = TransportKindText(transport.kind)[0];
+  p.limit = limit;
+  p.rank_of = [&s](int stage, int micro_batch) {
+    return s.RankOf(StageId(stage), MicroBatchId(micro_batch)).value();
+  };
+  for (const auto& program : s.ranks) {
+    p.rows.emplace_back();
+    for (const Action& a : program) {
+      if (a.joined) {
+        p.rows.back().back().push_back(ActionText(a));
+      } else {
+        p.rows.back().push_back({ActionText(a)});
+      }
+    }
+  }
+  return p;
+}
+
+TEST(Validate, AgreesWithBruteForceOnTenThousandRandomSchedules) {
+  Mutator random(20251130);
+  std::map<std::string, int> kinds;
+  int illegal = 0;
+  constexpr int kCases = 10000;
+  for (int n = 0; n < kCases; ++n) {
+    const auto generators = Generators();
+    const GeneratorInfo& info =
+        generators[static_cast<size_t>(random.Below(static_cast<int>(generators.size())))];
+    const int v = info.any_chunks ? 1 + random.Below(2) : 0;
+    Schedule s =
+        Generate(info.name, {1 + random.Below(4), 1 + random.Below(4), v, info.default_slices})
+            .value();
+    s.ring = false;  // the laps of decoding are not among what brute force knows
+    if (random.Below(3) > 0)
+      s = AddCommunication(s).value();
+    constexpr TransportKind kTransports[] = {TransportKind::kCredits, TransportKind::kCredits,
+                                             TransportKind::kPosted, TransportKind::kBuffered,
+                                             TransportKind::kRendezvous};
+    const Transport transport{kTransports[random.Below(5)], 1 + random.Below(2)};
+    std::string changes;
+    for (int c = random.Below(3); c > 0; --c)
+      changes += random.Change(s) + ", ";
+    const double limit = random.Below(4) == 0 ? random.Below(2 * s.num_ranks() + 1) * 0.5 : -1;
+    ValidateOptions options{.transport = transport};
+    if (limit >= 0)
+      options.activation_limit = {limit};
+    const Report report = Validate(s, options);
+    const Set mine = Kinds(report);
+    const Set theirs = brute::Faults(ToBrute(s, transport, limit));
+    ASSERT_EQ(mine.empty(), theirs.empty())
+        << n << " " << changes << TransportKindText(transport.kind) << transport.credits
+        << " limit " << limit << "\nbrute force: " << fmt::format("{}", fmt::join(theirs, " "))
+        << "\n"
+        << FormatProblems(s, report) << WriteNative(s);
+    if (mine.empty())
+      continue;
+    ++illegal;
+    Set common;
+    std::set_intersection(mine.begin(), mine.end(), theirs.begin(), theirs.end(),
+                          std::inserter(common, common.begin()));
+    ASSERT_FALSE(common.empty()) << n << " " << changes << fmt::format("{}", fmt::join(theirs, " "))
+                                 << "\n"
+                                 << FormatProblems(s, report);
+    for (const std::string& kind : common)
+      ++kinds[kind];
+  }
+  EXPECT_GE(illegal, kCases / 3);
+  EXPECT_GE(kCases - illegal, kCases / 5);
+  for (const char* kind :
+       {"missing", "duplicate", "order", "deadlock", "unmatched", "range", "placement", "memory"}) {
+    EXPECT_GT(kinds[kind], 50) << kind;
+  }
+}
+
+}  // namespace
+}  // namespace penstock::schedule
