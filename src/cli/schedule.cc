@@ -12,6 +12,8 @@
 
 #include "base/file.h"
 #include "base/units.h"
+#include "cli/schedule_input.h"
+#include "cli/schedule_pictures.h"
 #include "cli/verb.h"
 #include "cli/verbs.h"
 #include "schedule/grid.h"
@@ -44,6 +46,8 @@ struct Flags {
   std::optional<std::string> layout;
   bool list = false;
   std::string output;
+  CostFlags costs;
+  PictureFlags picture;
 };
 
 constexpr int64_t kMostActions = int64_t{1} << 26;
@@ -139,10 +143,15 @@ Result<std::string> Render(const Flags& flags, const Schedule& s) {
                         schedule::ParseDialect(flags.dialect.empty() ? "plain" : flags.dialect));
     return schedule::WriteCsv(s, dialect);
   }
-  if (flags.format == "grid")
+  if (flags.format == "cells")
     return schedule::GridText(s);
-  return MakeError(ErrorCode::kInvalidArgument,
-                   "[cli.schedule] --format {}, wanted native, csv or grid", flags.format);
+  if (flags.format != "grid" && flags.format != "svg" && flags.format != "trace") {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.schedule] --format {}, wanted native, csv, cells, grid, svg or trace",
+                     flags.format);
+  }
+  PENSTOCK_TRY_ASSIGN(const cost::CostSource costs, LoadCosts(flags.costs));
+  return RenderSchedule(s, flags.format, costs, flags.picture);
 }
 
 Json ToJson(const Schedule& s) {
@@ -271,8 +280,12 @@ void AddSchedule(CLI::App& app, int& status) {
   verb->add_option("--credits", flags->credits,
                    "Messages per edge and direction that lowering may leave undelivered")
       ->capture_default_str();
-  verb->add_option("--format", flags->format, "native, csv (PyTorch) or grid")
+  verb->add_option("--format", flags->format,
+                   "native, csv (PyTorch), cells (in program order), or simulated: grid, svg, "
+                   "trace (Chrome)")
       ->capture_default_str();
+  AddCostFlags(*verb, flags->costs);
+  AddPictureFlags(*verb, flags->picture);
   verb->add_option("--dialect", flags->dialect,
                    "Of --format csv: bw (old), plain or wait (since PyTorch 2.15)");
   verb->add_option("--layout", flags->layout,
