@@ -90,11 +90,13 @@ Flow FindFlow(const Graph& graph) {
 
 class Builder {
  public:
-  Builder(const Graph& graph, const Flow& flow) : graph_(graph), flow_(flow) {}
+  Builder(const Graph& graph, const Flow& flow, double hidden)
+      : graph_(graph), flow_(flow), hidden_(hidden) {}
 
   LayerProfile Build(const model::Layer& layer) {
     out_ = LayerProfile{};
     out_.kind = layer.kind;
+    out_.width = hidden_;
     saved_inputs_.clear();
     seen_tensors_.clear();
     bool attends = false;
@@ -176,6 +178,7 @@ class Builder {
 
   const Graph& graph_;
   const Flow& flow_;
+  double hidden_ = 0;
   LayerProfile out_;
   std::set<int32_t> saved_inputs_;
   std::set<int32_t> seen_tensors_;
@@ -263,14 +266,10 @@ void Builder::Take(const Op& op, bool& attends, bool& feeds_forward) {
   if (std::get_if<model::EmbedOp>(&op.params) != nullptr) {
     const auto& p = std::get<model::EmbedOp>(op.params);
     out_.embedding_parameters += Elements(graph_.tensor(p.table));
-    out_.width = Width(op.outputs[0]);
     Touch(op);
   } else if (const auto* norm = std::get_if<model::RmsNormOp>(&op.params)) {
     out_.vector_parameters += Elements(graph_.tensor(norm->weight));
     Keep(op.inputs[0]);
-    if (out_.width == 0) {
-      out_.width = Width(op.inputs[0]);
-    }
     Touch(op);
   } else if (const auto* linear = std::get_if<model::LinearOp>(&op.params)) {
     for (size_t i = 0; i < linear->weights.size(); ++i) {
@@ -352,7 +351,15 @@ Result<ModelProfile> BuildProfile(const Graph& graph, std::string name, std::str
   out.name = std::move(name);
   out.family = std::move(family);
   const Flow flow = FindFlow(graph);
-  Builder builder(graph, flow);
+  for (const Op& op : graph.ops) {
+    if (const auto* embed = std::get_if<model::EmbedOp>(&op.params)) {
+      const WeightTensor& table = graph.tensor(embed->table);
+      out.vocabulary = static_cast<double>(table.shape[0]);
+      out.hidden = static_cast<double>(table.shape[1]);
+      break;
+    }
+  }
+  Builder builder(graph, flow, out.hidden);
   for (const model::Layer& layer : graph.layers) {
     const LayerProfile profile = builder.Build(layer);
     // Searched from the back: neighbours are alike.
@@ -382,12 +389,6 @@ Result<ModelProfile> BuildProfile(const Graph& graph, std::string name, std::str
       out.attention_heads = std::max(out.attention_heads, attention->heads);
     } else if (const auto* counted = std::get_if<model::CountedOp>(&op.params)) {
       out.attention_heads = std::max(out.attention_heads, counted->heads);
-    } else if (const auto* embed = std::get_if<model::EmbedOp>(&op.params)) {
-      const WeightTensor& table = graph.tensor(embed->table);
-      if (out.vocabulary == 0) {
-        out.vocabulary = static_cast<double>(table.shape[0]);
-        out.hidden = static_cast<double>(table.shape[1]);
-      }
     }
   }
   const LayerProfile& head = out.layer(out.num_layers() - 1);

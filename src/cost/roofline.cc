@@ -55,9 +55,8 @@ void AddExperts(LayerTime& out, const LayerProfile& layer, const StepShape& shap
                 const Rates& rates) {
   const ExpertWork& e = layer.experts;
   const double a = formats.activation_bytes;
-  // Replicas whose rows meet in one expert group.
-  const double replicas =
-      std::max(1.0, static_cast<double>(s.ep) / static_cast<double>(s.tp * s.cp));
+  // Tensor-parallel groups, each with rows of its own, that meet in one expert group.
+  const double replicas = std::max(1.0, static_cast<double>(s.ep) / static_cast<double>(s.tp));
   const double rows_together = shape.rows * (s.ep > 1 ? replicas : 1);
   const double divide = s.ep > 1 ? static_cast<double>(s.ep) : static_cast<double>(s.tp);
   const double touched = ExpertsTouched(e.experts, e.chosen, rows_together);
@@ -71,7 +70,7 @@ void AddExperts(LayerTime& out, const LayerProfile& layer, const StepShape& shap
   const double experts_here = s.ep > 1 ? std::max(1.0, touched / divide) : touched;
   AddOperation(out, flops, rates.Matrix(flops / std::max(1.0, experts_here) / e.products),
                weight_bytes + row_bytes, rates.bandwidth, 3 * rates.start_s);
-  if (s.ep > s.tp * s.cp) {
+  if (s.ep > s.tp) {
     const double rows_per_device = shape.rows / static_cast<double>(s.tp);
     const double sent = rows_per_device * e.chosen * e.inputs * a;
     const hw::Group group{s.ep, s.ep_stride};
@@ -93,18 +92,22 @@ void AddAttention(LayerTime& out, const LayerProfile& layer, const StepShape& sh
     }
   }
   double flops = layer.extra_flops_per_row * shape.rows / static_cast<double>(s.tp);
+  double score_bytes = 0;  // of softmax and dropout as passes of their own
   for (const AttentionWork& work : layer.attention) {
     const double keys = work.window > 0 ? std::min(work.window, shape.context) : shape.context;
     const bool absorbed = shape.decode && work.decode_score_dim > 0;
     const double dims =
         absorbed ? work.decode_score_dim + work.decode_value_dim : work.score_dim + work.value_dim;
     flops += 2 * shape.rows * work.heads / static_cast<double>(s.tp) * dims * keys;
+    score_bytes += machine.calibration->attention_score_bytes * shape.rows * work.heads /
+                   static_cast<double>(s.tp) * keys;
   }
   if (flops == 0 && state_bytes == 0) {
     return;
   }
   const double before = out.busy_s;
   AddOperation(out, flops, rate, state_bytes, rates.bandwidth, rates.start_s);
+  AddOperation(out, 0, rate, score_bytes, rates.bandwidth, 0);
   out.attention_busy_s += out.busy_s - before;
   out.attention_flops += flops;
   if (s.cp > 1) {

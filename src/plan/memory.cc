@@ -161,6 +161,7 @@ std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& 
     MemoryAccount& account = ranks[static_cast<size_t>(rank)];
     double activations = 0;
     double working = 0;
+    double matrix = 0;  // largest gradient, at 16 bits until it is added to the 32-bit sum
     for (int32_t l = starts[s]; l < starts[s + 1]; ++l) {
       const cost::LayerProfile& layer = model.layer(l);
       const auto [d, e] = cost::ParametersPerDevice(layer, sharding);
@@ -168,6 +169,12 @@ std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& 
       account.gradients += d * dense.gradients + e * expert.gradients;
       account.optimizer += d * dense.optimizer + e * expert.optimizer;
       gathered = std::max(gathered, 2 * (d + e));
+      if (workload.fp32_gradients) {
+        matrix = std::max(matrix, 2 * layer.embedding_parameters / tp);
+        for (const cost::Product& product : layer.products) {
+          matrix = std::max(matrix, 2 * product.parameters() / product.parts(layout.tp));
+        }
+      }
       activations += ActivationBytes(layer, layout, rows, sequence);
       if (layout.recompute == Recompute::kFull && layer.kind == model::LayerKind::kDecoder) {
         Layout open = layout;
@@ -180,7 +187,7 @@ std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& 
       }
     }
     account.activations += activations * InFlight(layout, rank);
-    account.workspace = std::max(account.workspace, working);
+    account.workspace = std::max(account.workspace, working + matrix);
   }
   if (layout.pp == 1 && model.tied) {
     ranks[0].weights -= TiedBytes(model, layout, dense.weights);
