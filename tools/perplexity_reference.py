@@ -4,9 +4,9 @@
     python3 tools/perplexity_reference.py ~/.cache/penstock/models/SmolLM2-135M-Instruct.Q4_1.gguf \\
         tests/golden/text/perplexity.txt [--dtype float64|float32|bfloat16]
 
-Needs torch (CPU), transformers, gguf, numpy. The whole text is one sequence without BOS;
-nll_per_token is the mean, over all ids but the first, of the negative logarithm (natural) of the
-probability of an id after those before it. Prints one JSON object.
+Needs torch (CPU), transformers, gguf, numpy. The whole text is one sequence without BOS. `tokens`
+counts all ids but the first; nll_per_token is the mean over these of the negative natural logarithm
+of the probability of an id after those before it. Prints one JSON object.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def negative_log_likelihoods(model, ids: list[int]) -> torch.Tensor:
 
 def perplexity(model, ids: list[int]) -> dict:
     nll = float(negative_log_likelihoods(model, ids).mean())
-    return {"tokens": len(ids), "nll_per_token": nll, "perplexity": math.exp(nll)}
+    return {"tokens": len(ids) - 1, "nll_per_token": nll, "perplexity": math.exp(nll)}
 
 
 def main() -> None:
