@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cpu/gemm.h"
@@ -10,34 +11,41 @@
 namespace penstock::kernels {
 
 struct ActivationLayout {
-  int64_t padded = 0;        // columns
-  int64_t stride = 0;        // bytes of a row; 0: the activations are used where they are
-  int64_t scales_bytes = 0;  // per row, after all rows
+  bool packed = false;  // else the activations are used where they are
+  int64_t rows = 0;
+  int64_t columns = 0;  // padded to groups
+  int64_t blocks = 0;
+  int64_t block_groups = 0;
+  int64_t block_columns = 0;
+  int64_t row_stride = 0;    // bytes of a row in a block
+  int64_t scales_bytes = 0;  // of all rows, after all blocks
 
-  int64_t Bytes(int64_t rows) const { return rows * (stride + scales_bytes); }
+  int64_t block_stride() const { return rows * row_stride; }
+
+  int64_t bytes() const { return blocks * block_stride() + scales_bytes; }
 };
 
-inline ActivationLayout LayoutOf(const PackedShape& shape, const GemmKernels& kernels) {
+inline ActivationLayout LayoutOf(const PackedShape& shape, int64_t rows,
+                                 const GemmKernels& kernels) {
   ActivationLayout layout;
-  layout.padded = shape.groups() * shape.group_columns();
-  int64_t bytes = 0;
-  switch (shape.type) {
-    case WeightType::kF32:
-      return layout;
-    case WeightType::kBF16:
-      bytes = layout.padded * (kernels.bf16_as_f32 ? 4 : 2);
-      break;
-    case WeightType::kInt8:
-      bytes = layout.padded;
-      layout.scales_bytes = 4;
-      break;
-    case WeightType::kInt4:
-      bytes = shape.groups() * kInt4ActivationBytes;
-      break;
+  layout.rows = rows;
+  layout.columns = shape.groups() * shape.group_columns();
+  layout.packed = shape.type != WeightType::kF32 || rows > kFewRows;
+  const int64_t most = shape.type == WeightType::kInt4 ? kInt4BlockGroups : kBlockGroups;
+  layout.block_groups = rows <= kFewRows ? shape.groups() : std::min(most, shape.groups());
+  layout.block_columns = layout.block_groups * shape.group_columns();
+  if (!layout.packed) {
+    return layout;
   }
-  // Whole cache lines, and an odd number of them: rows at a distance of a power of two would fall
-  // into the same sets of the cache.
-  layout.stride = ((bytes + 63) / 64 | 1) * 64;
+  layout.blocks = (shape.groups() + layout.block_groups - 1) / layout.block_groups;
+  int64_t group_bytes = 4;
+  if (shape.type == WeightType::kInt4) {
+    group_bytes = kInt4ActivationBytes;
+  } else if (shape.type == WeightType::kBF16 && kernels.bf16_as_f32) {
+    group_bytes = 8;
+  }
+  layout.row_stride = layout.block_groups * group_bytes;
+  layout.scales_bytes = shape.type == WeightType::kInt8 ? rows * 4 : 0;
   return layout;
 }
 

@@ -74,17 +74,57 @@ void CpuDevice::Embed(const Matrix& table, std::span<const int32_t> ids, float s
 
 int64_t CpuDevice::LinearWorkspaceBytes(int64_t /*outputs*/, int64_t inputs, WeightType type,
                                         int64_t rows) const {
-  return LayoutOf(PackedShape{1, inputs, type, false}, kernels_).Bytes(rows);
+  return LayoutOf(PackedShape{1, inputs, type, false}, rows, kernels_).bytes();
+}
+
+// Brings the activations into `a` as `args` then says, and picks the kernel.
+GemmFunction CpuDevice::PrepareActivations(const PackedMatrix& matrix,
+                                           const ActivationLayout& layout, Tensor x, std::byte* a,
+                                           GemmArgs& args) {
+  args.a = a;
+  args.row_stride = layout.row_stride;
+  args.block_stride = layout.block_stride();
+  args.block_groups = layout.block_groups;
+  switch (matrix.type()) {
+    case WeightType::kF32:
+      if (layout.packed) {
+        OverRows(x, 1, [&](RowRange range) { CopyRows(x, layout, a, range); });
+      } else {
+        args.a = reinterpret_cast<const std::byte*>(x.Row<float>(0).data());
+        args.row_stride = x.row_stride() * 4;
+      }
+      return kernels_.f32;
+    case WeightType::kBF16:
+      OverRows(x, 1,
+               [&](RowRange range) { RoundRowsBf16(x, kernels_.bf16_as_f32, layout, a, range); });
+      return kernels_.bf16;
+    case WeightType::kInt8: {
+      auto* scales = reinterpret_cast<float*>(a + layout.blocks * layout.block_stride());
+      OverRows(x, 1, [&](RowRange range) {
+        QuantizeRowsInt8(x, kernels_.int8_offset, layout, a, scales, range);
+      });
+      args.row_scale = scales;
+      args.scale = matrix.scales();
+      args.row_sum128 = matrix.row_sum128();
+      return kernels_.int8;
+    }
+    case WeightType::kInt4:
+      OverRows(x, 1, [&](RowRange range) {
+        QuantizeRowsInt4(x, matrix.shape().minima, layout, a, range);
+      });
+      return matrix.shape().minima ? kernels_.int4_min : kernels_.int4;
+  }
+  return nullptr;
 }
 
 void CpuDevice::Linear(const Matrix& weight, Tensor x, Tensor bias, Tensor out, Tensor workspace) {
   const PackedMatrix& matrix = Packed(weight);
   const PackedShape& shape = matrix.shape();
-  const ActivationLayout layout = LayoutOf(shape, kernels_);
+  const ActivationLayout layout = LayoutOf(shape, x.rows(), kernels_);
   PENSTOCK_CHECK(
       x.columns() == shape.columns && out.columns() == shape.rows && x.rows() == out.rows(),
       "shapes of a product agree");
-  PENSTOCK_CHECK(layout.stride == 0 || workspace.bytes() >= layout.Bytes(x.rows()),
+  PENSTOCK_CHECK(!layout.packed || workspace.bytes() >= layout.bytes(),
                  "the workspace is large enough");
   if (x.rows() == 0) {
     return;
@@ -97,40 +137,8 @@ void CpuDevice::Linear(const Matrix& weight, Tensor x, Tensor bias, Tensor out, 
   args.bias = Floats(bias);
   args.out = out.Row<float>(0).data();
   args.out_stride = out.row_stride();
-  args.a_stride = layout.stride;
-
-  std::byte* a = layout.stride == 0 ? nullptr : workspace.Bytes().data();
-  args.a = a;
-  GemmFunction gemm = nullptr;
-  switch (shape.type) {
-    case WeightType::kF32:
-      args.a = reinterpret_cast<const std::byte*>(x.Row<float>(0).data());
-      args.a_stride = x.row_stride() * 4;
-      gemm = kernels_.f32;
-      break;
-    case WeightType::kBF16:
-      OverRows(x, 1, [&](RowRange range) {
-        RoundRowsBf16(x, kernels_.bf16_as_f32, layout.padded, a, layout.stride, range);
-      });
-      gemm = kernels_.bf16;
-      break;
-    case WeightType::kInt8: {
-      auto* scales = reinterpret_cast<float*>(a + x.rows() * layout.stride);
-      OverRows(x, 1, [&](RowRange range) {
-        QuantizeRowsInt8(x, kernels_.int8_offset, layout.padded, a, layout.stride, scales, range);
-      });
-      args.row_scale = scales;
-      args.scale = matrix.scales();
-      args.row_sum128 = matrix.row_sum128();
-      gemm = kernels_.int8;
-      break;
-    }
-    case WeightType::kInt4:
-      OverRows(x, 1,
-               [&](RowRange range) { QuantizeRowsInt4(x, shape.minima, a, layout.stride, range); });
-      gemm = shape.minima ? kernels_.int4_min : kernels_.int4;
-      break;
-  }
+  std::byte* a = layout.packed ? workspace.Bytes().data() : nullptr;
+  const GemmFunction gemm = PrepareActivations(matrix, layout, x, a, args);
   const bool serial = x.rows() * shape.rows * shape.columns < 16 * kSerialElements;
   pool_.Split(shape.strips(), serial, [&](int64_t begin, int64_t end) { gemm(args, begin, end); });
 }

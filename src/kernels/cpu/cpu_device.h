@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "kernels/cpu/activations.h"
 #include "kernels/cpu/features.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/packed_matrix.h"
@@ -65,6 +66,9 @@ class CpuDevice final : public Device {
       body(RowRange{begin, end});
     });
   }
+
+  GemmFunction PrepareActivations(const PackedMatrix& matrix, const ActivationLayout& layout,
+                                  Tensor x, std::byte* a, GemmArgs& args);
 
   static constexpr int64_t kSerialElements = 16384;
 

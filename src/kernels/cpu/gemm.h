@@ -33,13 +33,23 @@ namespace penstock::kernels {
 inline constexpr int64_t kStrip = 16;
 inline constexpr int64_t kPanelStrips = 4;
 inline constexpr int64_t kInt4Block = 32;
+// Up to this many rows the activations are one block: all rows pass the weights together.
+inline constexpr int64_t kFewRows = 6;
+// Groups of a block of activations beyond that; the weights of a block of a panel (32 KB) then stay
+// in the first-level cache while the rows pass.
+inline constexpr int64_t kBlockGroups = 128;
+inline constexpr int64_t kInt4BlockGroups = 32;
 // Bytes of the activations of one int4 block: 32 int8, a float scale, and a word that is the sum
 // of the integers times -8 (scale only) or their float sum times the scale (with minima).
 inline constexpr int64_t kInt4ActivationBytes = 40;
 
+// Activations lie in blocks of groups, so that what a pass over the rows touches is contiguous: row
+// r of block b begins at a + b * block_stride + r * row_stride.
 struct GemmArgs {
-  const std::byte* a = nullptr;  // activations as the kernel wants them, row-major
-  int64_t a_stride = 0;          // bytes
+  const std::byte* a = nullptr;
+  int64_t row_stride = 0;    // bytes
+  int64_t block_stride = 0;  // bytes
+  int64_t block_groups = 0;  // at least `groups` if there is one block
   int64_t rows = 0;
   const std::byte* w = nullptr;  // panels
   int64_t groups = 0;

@@ -13,63 +13,67 @@
 //   Finish(acc, args, row, column, valid): the result as float32
 // No include guard: included several times by design.
 
-// Partial sums of more groups than this rest in `out`; the weights of a block then stay in the
-// first-level cache while all rows pass.
-inline constexpr int64_t kBlockBytes = 32768;
+// A block of groups of one panel, and the block's activations.
+struct Piece {
+  const std::byte* a = nullptr;  // row 0
+  const std::byte* w = nullptr;
+  int64_t width = 0;  // strips of the panel
+  int64_t groups = 0;
+  bool first = false;
+  bool last = false;
+};
 
 template <class Op, int kTileRows, int kStrips>
-inline void Micro(const GemmArgs& args, int64_t row, const std::byte* panel, int64_t strip,
-                  int64_t width, int64_t column, int64_t group_begin, int64_t group_end) {
+inline void Micro(const GemmArgs& args, const Piece& piece, int64_t row, int64_t strip,
+                  int64_t column) {
   typename Op::Acc acc[kTileRows][kStrips];
-  const bool first = group_begin == 0;
   PENSTOCK_UNROLL
   for (int m = 0; m < kTileRows; ++m) {
     PENSTOCK_UNROLL
     for (int v = 0; v < kStrips; ++v) {
       const int64_t c = column + v * kStrip;
-      acc[m][v] = first
+      acc[m][v] = piece.first
                       ? Op::Zero()
                       : Op::LoadState(args.out + (row + m) * args.out_stride + c, args.columns - c);
     }
   }
-  const std::byte* w = panel + group_begin * width * Op::kWordBytes;
-  const std::byte* a = args.a + row * args.a_stride + group_begin * Op::kActivationBytes;
-  for (int64_t g = group_begin; g < group_end; ++g) {
+  const std::byte* w = piece.w;
+  const std::byte* a = piece.a + row * args.row_stride;
+  for (int64_t g = 0; g < piece.groups; ++g) {
     if constexpr (Op::kStripOuter) {
       PENSTOCK_UNROLL
       for (int v = 0; v < kStrips; ++v) {
-        const typename Op::W word = Op::LoadW(w, strip + v, width);
+        const typename Op::W word = Op::LoadW(w, strip + v, piece.width);
         PENSTOCK_UNROLL
         for (int m = 0; m < kTileRows; ++m) {
-          Op::Dot(acc[m][v], Op::LoadA(a + m * args.a_stride), word);
+          Op::Dot(acc[m][v], Op::LoadA(a + m * args.row_stride), word);
         }
       }
     } else {
       typename Op::W words[kStrips];
       PENSTOCK_UNROLL
       for (int v = 0; v < kStrips; ++v) {
-        words[v] = Op::LoadW(w, strip + v, width);
+        words[v] = Op::LoadW(w, strip + v, piece.width);
       }
       PENSTOCK_UNROLL
       for (int m = 0; m < kTileRows; ++m) {
-        const typename Op::A activation = Op::LoadA(a + m * args.a_stride);
+        const typename Op::A activation = Op::LoadA(a + m * args.row_stride);
         PENSTOCK_UNROLL
         for (int v = 0; v < kStrips; ++v) {
           Op::Dot(acc[m][v], activation, words[v]);
         }
       }
     }
-    w += width * Op::kWordBytes;
+    w += piece.width * Op::kWordBytes;
     a += Op::kActivationBytes;
   }
-  const bool last = group_end == args.groups;
   PENSTOCK_UNROLL
   for (int m = 0; m < kTileRows; ++m) {
     PENSTOCK_UNROLL
     for (int v = 0; v < kStrips; ++v) {
       const int64_t c = column + v * kStrip;
       float* out = args.out + (row + m) * args.out_stride + c;
-      if (last) {
+      if (piece.last) {
         StoreFloats(out, args.columns - c, Op::Finish(acc[m][v], args, row + m, c));
       } else {
         Op::StoreState(out, args.columns - c, acc[m][v]);
@@ -80,34 +84,70 @@ inline void Micro(const GemmArgs& args, int64_t row, const std::byte* panel, int
 
 // Runs a tile of `tile_rows` rows, 1 <= tile_rows <= kTileRows.
 template <class Op, int kTileRows, int kStrips>
-inline void Tile(int64_t tile_rows, const GemmArgs& args, int64_t row, const std::byte* panel,
-                 int64_t strip, int64_t width, int64_t column, int64_t group_begin,
-                 int64_t group_end) {
+inline void Tile(int64_t tile_rows, const GemmArgs& args, const Piece& piece, int64_t row,
+                 int64_t strip, int64_t column) {
   if (tile_rows == kTileRows) {
-    Micro<Op, kTileRows, kStrips>(args, row, panel, strip, width, column, group_begin, group_end);
+    Micro<Op, kTileRows, kStrips>(args, piece, row, strip, column);
   } else if constexpr (kTileRows > 1) {
-    Tile<Op, kTileRows - 1, kStrips>(tile_rows, args, row, panel, strip, width, column, group_begin,
-                                     group_end);
+    Tile<Op, kTileRows - 1, kStrips>(tile_rows, args, piece, row, strip, column);
   }
 }
 
+// Rows [row_begin, row_end) in tiles of even size.
 template <class Op, int kStrips>
-inline void Strips(const GemmArgs& args, const std::byte* panel, int64_t strip, int64_t width,
-                   int64_t column) {
+inline void Tiles(const GemmArgs& args, const Piece& piece, int64_t row_begin, int64_t row_end,
+                  int64_t strip, int64_t column) {
   constexpr int64_t kTileRows = Op::kRows[kStrips];
-  const int64_t tiles = (args.rows + kTileRows - 1) / kTileRows;
-  const int64_t block =
-      tiles == 1 ? args.groups : std::max<int64_t>(1, kBlockBytes / (width * Op::kWordBytes));
-  for (int64_t g = 0; g < args.groups; g += block) {
-    const int64_t end = std::min(args.groups, g + block);
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t begin_row = args.rows * t / tiles;
-      const int64_t end_row = args.rows * (t + 1) / tiles;
-      Tile<Op, Op::kRows[kStrips], kStrips>(end_row - begin_row, args, begin_row, panel, strip,
-                                            width, column, g, end);
-    }
+  const int64_t rows = row_end - row_begin;
+  const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t begin = rows * t / tiles;
+    const int64_t end = rows * (t + 1) / tiles;
+    Tile<Op, Op::kRows[kStrips], kStrips>(end - begin, args, piece, row_begin + begin, strip,
+                                          column);
   }
 }
+
+// Strips [strip, strip + count) of one panel, at most `most` at a time.
+template <class Op>
+inline void PanelStrips(const GemmArgs& args, const Piece& piece, int64_t row_begin,
+                        int64_t row_end, int64_t strip, int64_t count, int64_t column,
+                        int64_t most) {
+  while (count > 0) {
+    int64_t n = std::min(count, most);
+    while (Op::kRows[n] == 0) {
+      --n;
+    }
+    switch (n) {
+      case 4:
+        if constexpr (Op::kRows[4] > 0) {
+          Tiles<Op, 4>(args, piece, row_begin, row_end, strip, column);
+        }
+        break;
+      case 3:
+        if constexpr (Op::kRows[3] > 0) {
+          Tiles<Op, 3>(args, piece, row_begin, row_end, strip, column);
+        }
+        break;
+      case 2:
+        if constexpr (Op::kRows[2] > 0) {
+          Tiles<Op, 2>(args, piece, row_begin, row_end, strip, column);
+        }
+        break;
+      default:
+        Tiles<Op, 1>(args, piece, row_begin, row_end, strip, column);
+        break;
+    }
+    strip += n;
+    column += n * kStrip;
+    count -= n;
+  }
+}
+
+// Panels that share a pass over a block of activations, and rows of such a pass: together they and
+// the sums in `out` stay in the second-level cache.
+inline constexpr int64_t kGroupPanels = 4;
+inline constexpr int64_t kPassRows = 96;
 
 template <class Op>
 void Gemm(const GemmArgs& args, int64_t strip_begin, int64_t strip_end) {
@@ -117,36 +157,29 @@ void Gemm(const GemmArgs& args, int64_t strip_begin, int64_t strip_end) {
   while (most > 1 && (Op::kRows[most] == 0 || (args.rows > Op::kRows[most] && !Op::kWide))) {
     --most;
   }
-  for (int64_t s = strip_begin; s < strip_end;) {
-    const int64_t panel = s / kPanelStrips;
-    const int64_t width = std::min(kPanelStrips, all_strips - panel * kPanelStrips);
-    const std::byte* data =
-        args.w + panel * kPanelStrips * args.groups * static_cast<int64_t>(Op::kWordBytes);
-    const int64_t local = s - panel * kPanelStrips;
-    int64_t count = std::min({strip_end - s, width - local, most});
-    while (Op::kRows[count] == 0) {
-      --count;
+  const int64_t panel_strips = args.rows <= kFewRows ? kPanelStrips : kGroupPanels * kPanelStrips;
+  for (int64_t from = strip_begin; from < strip_end;) {
+    const int64_t to = std::min(strip_end, (from / panel_strips + 1) * panel_strips);
+    for (int64_t g = 0, block = 0; g < args.groups; g += args.block_groups, ++block) {
+      Piece piece;
+      piece.a = args.a + block * args.block_stride;
+      piece.groups = std::min(args.block_groups, args.groups - g);
+      piece.first = g == 0;
+      piece.last = g + piece.groups == args.groups;
+      for (int64_t row = 0; row < args.rows; row += kPassRows) {
+        const int64_t row_end = std::min(args.rows, row + kPassRows);
+        for (int64_t s = from; s < to;) {
+          const int64_t panel = s / kPanelStrips;
+          const int64_t local = s - panel * kPanelStrips;
+          piece.width = std::min(kPanelStrips, all_strips - panel * kPanelStrips);
+          piece.w = args.w + (panel * kPanelStrips * args.groups + g * piece.width) *
+                                 static_cast<int64_t>(Op::kWordBytes);
+          const int64_t count = std::min(to - s, piece.width - local);
+          PanelStrips<Op>(args, piece, row, row_end, local, count, s * kStrip, most);
+          s += count;
+        }
+      }
     }
-    switch (count) {
-      case 4:
-        if constexpr (Op::kRows[4] > 0) {
-          Strips<Op, 4>(args, data, local, width, s * kStrip);
-        }
-        break;
-      case 3:
-        if constexpr (Op::kRows[3] > 0) {
-          Strips<Op, 3>(args, data, local, width, s * kStrip);
-        }
-        break;
-      case 2:
-        if constexpr (Op::kRows[2] > 0) {
-          Strips<Op, 2>(args, data, local, width, s * kStrip);
-        }
-        break;
-      default:
-        Strips<Op, 1>(args, data, local, width, s * kStrip);
-        break;
-    }
-    s += count;
+    from = to;
   }
 }

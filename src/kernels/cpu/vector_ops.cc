@@ -341,49 +341,63 @@ HWY_INLINE hn::Vec<DI> Steps(DF d, VF x, float inverse) {
   return hn::NearestInt(hn::Mul(x, hn::Set(d, inverse)));
 }
 
-void QuantizeInt8(Tensor x, bool offset, int64_t padded, std::byte* dst, int64_t stride,
-                  float* scale, RowRange rows) {
+// Columns [begin, end) of one row as bytes at `to`; `offset` is added to each.
+HWY_INLINE void StepBytes(const float* p, int64_t n, float inverse, bool offset, std::byte* to) {
   const DF d;
   const DI di;
   const hn::Rebind<uint8_t, DF> du8;
   const hn::Rebind<int8_t, DF> di8;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto steps = Steps(d, hn::LoadU(d, p + i), inverse);
+    if (offset) {
+      hn::StoreU(hn::DemoteTo(du8, hn::Add(steps, hn::Set(di, 128))), du8,
+                 reinterpret_cast<uint8_t*>(to + i));
+    } else {
+      hn::StoreU(hn::DemoteTo(di8, steps), di8, reinterpret_cast<int8_t*>(to + i));
+    }
+  }
+  if (i < n) {
+    HWY_ALIGN int32_t tail[HWY_MAX_BYTES / 4];
+    hn::Store(Steps(d, LoadFirst(d, p + i, n - i), inverse), di, tail);
+    for (int64_t j = 0; i + j < n; ++j) {
+      to[i + j] = static_cast<std::byte>(tail[j] + (offset ? 128 : 0));
+    }
+  }
+}
+
+void QuantizeInt8(Tensor x, bool offset, const ActivationLayout& layout, std::byte* dst,
+                  float* scale, RowRange rows) {
   const int64_t n = x.columns();
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     const float* p = In(x, r);
     const Quantizer quantizer = ChooseQuantizer(LargestBits(p, n));
     scale[r] = quantizer.scale;
-    std::byte* to = dst + r * stride;
-    int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) {
-      const auto steps = Steps(d, hn::LoadU(d, p + i), quantizer.inverse);
-      if (offset) {
-        hn::StoreU(hn::DemoteTo(du8, hn::Add(steps, hn::Set(di, 128))), du8,
-                   reinterpret_cast<uint8_t*>(to + i));
-      } else {
-        hn::StoreU(hn::DemoteTo(di8, steps), di8, reinterpret_cast<int8_t*>(to + i));
-      }
+    std::byte* to = dst + r * layout.row_stride;
+    for (int64_t c = 0; c < layout.columns; c += layout.block_columns) {
+      const int64_t count = std::min(layout.block_columns, n - c);
+      StepBytes(p + c, count, quantizer.inverse, offset, to);
+      const int64_t padded = std::min(layout.block_columns, layout.columns - c);
+      std::fill(to + count, to + padded, std::byte{offset ? uint8_t{128} : uint8_t{0}});
+      to += layout.block_stride();
     }
-    HWY_ALIGN int32_t tail[HWY_MAX_BYTES / 4];
-    if (i < n) {
-      hn::Store(Steps(d, LoadFirst(d, p + i, n - i), quantizer.inverse), di, tail);
-      for (int64_t j = 0; i + j < n; ++j) {
-        to[i + j] = static_cast<std::byte>(tail[j] + (offset ? 128 : 0));
-      }
-    }
-    std::fill(to + n, to + padded, std::byte{offset ? uint8_t{128} : uint8_t{0}});
   }
 }
 
-void QuantizeInt4(Tensor x, bool minima, std::byte* dst, int64_t stride, RowRange rows) {
+void QuantizeInt4(Tensor x, bool minima, const ActivationLayout& layout, std::byte* dst,
+                  RowRange rows) {
   constexpr int64_t kBlock = 32;
   const DF d;
   const DI di;
   const hn::Rebind<int8_t, DF> di8;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t r = rows.begin; r < rows.end; ++r) {
-    std::byte* to = dst + r * stride;
+    std::byte* to = nullptr;
     for (int64_t c = 0; c < x.columns(); c += kBlock, to += kBlock + 8) {
+      if (c % layout.block_columns == 0) {
+        to = dst + c / layout.block_columns * layout.block_stride() + r * layout.row_stride;
+      }
       const float* p = In(x, r) + c;
       const Quantizer quantizer = ChooseQuantizer(LargestBits(p, kBlock));
       auto sums = hn::Zero(di);
@@ -416,37 +430,46 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<DF>> RoundedBits([[maybe_unused]] DF d, 
   return hn::And(hn::IfThenElse(number, rounded, quiet), hn::Set(du, 0xffff0000U));
 }
 
-void RoundBf16(Tensor x, bool as_f32, int64_t padded, std::byte* dst, int64_t stride,
-               RowRange rows) {
+// n columns of one row at `to`, as bf16 or as float32.
+HWY_INLINE void RoundedColumns(const float* p, int64_t n, bool as_f32, std::byte* to) {
   const DF d;
   const DI di;
   const hn::RebindToUnsigned<DF> du;
   const hn::Rebind<uint16_t, DF> du16;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const int64_t n = x.columns();
   const int64_t size = as_f32 ? 4 : 2;
-  for (int64_t r = rows.begin; r < rows.end; ++r) {
-    const float* p = In(x, r);
-    std::byte* to = dst + r * stride;
-    HWY_ALIGN uint32_t tail[HWY_MAX_BYTES / 4];
-    for (int64_t i = 0; i < n; i += lanes) {
-      const int64_t left = std::min(lanes, n - i);
-      const auto bits = RoundedBits(d, LoadFirst(d, p + i, left));
-      if (left == lanes && as_f32) {
-        hn::StoreU(bits, du, reinterpret_cast<uint32_t*>(to + i * 4));
-      } else if (left == lanes) {
-        hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, hn::ShiftRight<16>(bits))), du16,
-                   reinterpret_cast<uint16_t*>(to + i * 2));
-      } else {
-        hn::Store(bits, du, tail);
-        for (int64_t j = 0; j < left; ++j) {
-          // Little-endian: the upper half is the last two bytes.
-          std::memcpy(to + (i + j) * size, reinterpret_cast<std::byte*>(tail + j) + 4 - size,
-                      static_cast<size_t>(size));
-        }
+  HWY_ALIGN uint32_t tail[HWY_MAX_BYTES / 4];
+  for (int64_t i = 0; i < n; i += lanes) {
+    const int64_t left = std::min(lanes, n - i);
+    const auto bits = RoundedBits(d, LoadFirst(d, p + i, left));
+    if (left == lanes && as_f32) {
+      hn::StoreU(bits, du, reinterpret_cast<uint32_t*>(to + i * 4));
+    } else if (left == lanes) {
+      hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, hn::ShiftRight<16>(bits))), du16,
+                 reinterpret_cast<uint16_t*>(to + i * 2));
+    } else {
+      hn::Store(bits, du, tail);
+      for (int64_t j = 0; j < left; ++j) {
+        // Little-endian: the upper half is the last two bytes.
+        std::memcpy(to + (i + j) * size, reinterpret_cast<std::byte*>(tail + j) + 4 - size,
+                    static_cast<size_t>(size));
       }
     }
-    std::fill(to + n * size, to + padded * size, std::byte{0});
+  }
+}
+
+void RoundBf16(Tensor x, bool as_f32, const ActivationLayout& layout, std::byte* dst,
+               RowRange rows) {
+  const int64_t size = as_f32 ? 4 : 2;
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    std::byte* to = dst + r * layout.row_stride;
+    for (int64_t c = 0; c < layout.columns; c += layout.block_columns) {
+      const int64_t count = std::min(layout.block_columns, x.columns() - c);
+      RoundedColumns(In(x, r) + c, count, as_f32, to);
+      const int64_t padded = std::min(layout.block_columns, layout.columns - c);
+      std::fill(to + count * size, to + padded * size, std::byte{0});
+      to += layout.block_stride();
+    }
   }
 }
 
@@ -521,18 +544,31 @@ void RopeRows(Tensor x, const RopeParams& params, const float* cos, const float*
   HWY_DYNAMIC_DISPATCH(Rope)(x, params, cos, sin, out, rows);
 }
 
-void QuantizeRowsInt8(Tensor x, bool offset, int64_t padded, std::byte* dst, int64_t stride,
+void QuantizeRowsInt8(Tensor x, bool offset, const ActivationLayout& layout, std::byte* dst,
                       float* scale, RowRange rows) {
-  HWY_DYNAMIC_DISPATCH(QuantizeInt8)(x, offset, padded, dst, stride, scale, rows);
+  HWY_DYNAMIC_DISPATCH(QuantizeInt8)(x, offset, layout, dst, scale, rows);
 }
 
-void QuantizeRowsInt4(Tensor x, bool minima, std::byte* dst, int64_t stride, RowRange rows) {
-  HWY_DYNAMIC_DISPATCH(QuantizeInt4)(x, minima, dst, stride, rows);
+void QuantizeRowsInt4(Tensor x, bool minima, const ActivationLayout& layout, std::byte* dst,
+                      RowRange rows) {
+  HWY_DYNAMIC_DISPATCH(QuantizeInt4)(x, minima, layout, dst, rows);
 }
 
-void RoundRowsBf16(Tensor x, bool as_f32, int64_t padded, std::byte* dst, int64_t stride,
+void CopyRows(Tensor x, const ActivationLayout& layout, std::byte* dst, RowRange rows) {
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const float* p = x.Row<float>(r).data();
+    std::byte* to = dst + r * layout.row_stride;
+    for (int64_t c = 0; c < x.columns(); c += layout.block_columns) {
+      const int64_t count = std::min(layout.block_columns, x.columns() - c);
+      std::memcpy(to, p + c, static_cast<size_t>(count) * 4);
+      to += layout.block_stride();
+    }
+  }
+}
+
+void RoundRowsBf16(Tensor x, bool as_f32, const ActivationLayout& layout, std::byte* dst,
                    RowRange rows) {
-  HWY_DYNAMIC_DISPATCH(RoundBf16)(x, as_f32, padded, dst, stride, rows);
+  HWY_DYNAMIC_DISPATCH(RoundBf16)(x, as_f32, layout, dst, rows);
 }
 
 }  // namespace penstock::kernels

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/activations.h"
 #include "kernels/device.h"
 #include "tensor/tensor.h"
 
@@ -38,17 +39,19 @@ int64_t FirstNonFinite(Tensor x, RowRange rows);
 void RopeRows(Tensor x, const RopeParams& params, const float* cos, const float* sin, Tensor out,
               RowRange rows);
 
-// ---- Activations as the matrix products want them (see cpu/gemm.h); row r at
-// dst + r * stride. ----
+// ---- Activations as the matrix products want them (see cpu/gemm.h and cpu/activations.h). ----
 
 // Symmetric 8 bits per row: scale[r] = max |x| / 127. `offset` adds 128 (unsigned). A row with a
-// NaN or infinity gets a NaN scale, so its results are NaN. Columns up to `padded` become zero.
-void QuantizeRowsInt8(Tensor x, bool offset, int64_t padded, std::byte* dst, int64_t stride,
+// NaN or infinity gets a NaN scale, so its results are NaN.
+void QuantizeRowsInt8(Tensor x, bool offset, const ActivationLayout& layout, std::byte* dst,
                       float* scale, RowRange rows);
 // 8 bits per block of 32 columns, in the layout of an int4 product.
-void QuantizeRowsInt4(Tensor x, bool minima, std::byte* dst, int64_t stride, RowRange rows);
+void QuantizeRowsInt4(Tensor x, bool minima, const ActivationLayout& layout, std::byte* dst,
+                      RowRange rows);
+// As they are.
+void CopyRows(Tensor x, const ActivationLayout& layout, std::byte* dst, RowRange rows);
 // Rounded to bf16 (nearest, ties to even): as bf16, or as float32 with `as_f32`.
-void RoundRowsBf16(Tensor x, bool as_f32, int64_t padded, std::byte* dst, int64_t stride,
+void RoundRowsBf16(Tensor x, bool as_f32, const ActivationLayout& layout, std::byte* dst,
                    RowRange rows);
 
 }  // namespace penstock::kernels
