@@ -143,7 +143,7 @@ TEST(Linear, RowsHaveTheSameBitsForAnyNumberOfRowsAndThreads) {
   const Shape shapes[] = {{200, 1031}, {96, 36}, {576, 576}};
   for (const WeightType type : {WeightType::kF32, WeightType::kBF16, WeightType::kInt8}) {
     for (const Shape& shape : shapes) {
-      const int64_t most = 300;
+      const int64_t most = 600;
       MemoryAccount account;
       FloatSource source("w", shape.out, shape.in, RandomFloats(shape.out * shape.in, 7));
       auto one = MakeDevice(1);

@@ -14,7 +14,7 @@
 // of a strip are a tile).
 //
 // Bits. Each output is one accumulator, summed over ascending groups, whatever the number of rows
-// and the range; partial sums rest in `out` between blocks of groups.
+// and the range; partial sums are kept between blocks of groups.
 
 #pragma once
 
@@ -35,10 +35,11 @@ inline constexpr int64_t kPanelStrips = 4;
 inline constexpr int64_t kInt4Block = 32;
 // Up to this many rows the activations are one block: all rows pass the weights together.
 inline constexpr int64_t kFewRows = 6;
-// Groups of a block of activations beyond that; the weights of a block of a panel (32 KB) then stay
-// in the first-level cache while the rows pass.
-inline constexpr int64_t kBlockGroups = 128;
-inline constexpr int64_t kInt4BlockGroups = 32;
+// Groups of a block of activations beyond that: the weights of a block of a panel (48 KB) are
+// passed by all rows while they are near. Not a power of two, so that rows spread over the cache's
+// sets.
+inline constexpr int64_t kBlockGroups = 192;
+inline constexpr int64_t kInt4BlockGroups = 48;
 // Bytes of the activations of one int4 block: 32 int8, a float scale, and a word that is the sum
 // of the integers times -8 (scale only) or their float sum times the scale (with minima).
 inline constexpr int64_t kInt4ActivationBytes = 40;

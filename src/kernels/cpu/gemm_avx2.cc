@@ -72,9 +72,9 @@ struct FloatSums {
 
   static Acc Zero() { return {{_mm256_setzero_ps(), _mm256_setzero_ps()}}; }
 
-  static Acc LoadState(const float* p, int64_t valid) { return LoadFloats(p, valid); }
+  static Acc LoadState(const float* p) { return LoadFloats(p, kStrip); }
 
-  static void StoreState(float* p, int64_t valid, Acc acc) { StoreFloats(p, valid, acc); }
+  static void StoreState(float* p, Acc acc) { StoreFloats(p, kStrip, acc); }
 
   static F Finish(Acc acc, const GemmArgs& args, int64_t /*row*/, int64_t column) {
     const F bias = Bias(args, column);
@@ -181,13 +181,13 @@ struct OpInt8 {
     }
   }
 
-  static Acc LoadState(const float* p, int64_t valid) {
-    const F f = LoadFloats(p, valid);
+  static Acc LoadState(const float* p) {
+    const F f = LoadFloats(p, kStrip);
     return {{_mm256_castps_si256(f.v[0]), _mm256_castps_si256(f.v[1])}};
   }
 
-  static void StoreState(float* p, int64_t valid, Acc acc) {
-    StoreFloats(p, valid, {{_mm256_castsi256_ps(acc.v[0]), _mm256_castsi256_ps(acc.v[1])}});
+  static void StoreState(float* p, Acc acc) {
+    StoreFloats(p, kStrip, {{_mm256_castsi256_ps(acc.v[0]), _mm256_castsi256_ps(acc.v[1])}});
   }
 
   static F Finish(Acc acc, const GemmArgs& args, int64_t row, int64_t column) {

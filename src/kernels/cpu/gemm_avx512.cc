@@ -41,11 +41,9 @@ struct FloatSums {
 
   static Acc Zero() { return _mm512_setzero_ps(); }
 
-  static Acc LoadState(const float* p, int64_t valid) {
-    return _mm512_maskz_loadu_ps(Valid(valid), p);
-  }
+  static Acc LoadState(const float* p) { return _mm512_load_ps(p); }
 
-  static void StoreState(float* p, int64_t valid, Acc acc) { StoreFloats(p, valid, acc); }
+  static void StoreState(float* p, Acc acc) { _mm512_store_ps(p, acc); }
 
   static __m512 Finish(Acc acc, const GemmArgs& args, int64_t /*row*/, int64_t column) {
     return _mm512_add_ps(acc, Bias(args, column));
@@ -109,13 +107,9 @@ struct OpInt8 {
   // Activations are unsigned: value + 128. The sums may wrap; the difference at the end does not.
   static void Dot(Acc& acc, A a, W w) { acc = _mm512_dpbusd_epi32(acc, a, w); }
 
-  static Acc LoadState(const float* p, int64_t valid) {
-    return _mm512_maskz_loadu_epi32(Valid(valid), p);
-  }
+  static Acc LoadState(const float* p) { return _mm512_load_si512(p); }
 
-  static void StoreState(float* p, int64_t valid, Acc acc) {
-    _mm512_mask_storeu_epi32(p, Valid(valid), acc);
-  }
+  static void StoreState(float* p, Acc acc) { _mm512_store_si512(p, acc); }
 
   static __m512 Finish(Acc acc, const GemmArgs& args, int64_t row, int64_t column) {
     const __m512i sum = _mm512_sub_epi32(acc, _mm512_loadu_si512(args.row_sum128 + column));

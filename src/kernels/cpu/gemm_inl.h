@@ -21,24 +21,28 @@ struct Piece {
   int64_t groups = 0;
   bool first = false;
   bool last = false;
+  float* sums = nullptr;  // between blocks: [rows of a pass][kPanelColumns], as floats or integers
 };
 
+inline constexpr int64_t kPanelColumns = kPanelStrips * kStrip;
+// Rows of a pass: so few that the sums (128 KB) stay in the second-level cache, and so many that
+// reading the weights again for the next pass costs nothing.
+inline constexpr int64_t kPassRows = 512;
+
 template <class Op, int kTileRows, int kStrips>
-inline void Micro(const GemmArgs& args, const Piece& piece, int64_t row, int64_t strip,
-                  int64_t column) {
+inline void Micro(const GemmArgs& args, const Piece& piece, int64_t pass, int64_t row,
+                  int64_t strip, int64_t column) {
   typename Op::Acc acc[kTileRows][kStrips];
+  float* sums = piece.sums + row * kPanelColumns + strip * kStrip;
   PENSTOCK_UNROLL
   for (int m = 0; m < kTileRows; ++m) {
     PENSTOCK_UNROLL
     for (int v = 0; v < kStrips; ++v) {
-      const int64_t c = column + v * kStrip;
-      acc[m][v] = piece.first
-                      ? Op::Zero()
-                      : Op::LoadState(args.out + (row + m) * args.out_stride + c, args.columns - c);
+      acc[m][v] = piece.first ? Op::Zero() : Op::LoadState(sums + m * kPanelColumns + v * kStrip);
     }
   }
   const std::byte* w = piece.w;
-  const std::byte* a = piece.a + row * args.row_stride;
+  const std::byte* a = piece.a + (pass + row) * args.row_stride;
   for (int64_t g = 0; g < piece.groups; ++g) {
     if constexpr (Op::kStripOuter) {
       PENSTOCK_UNROLL
@@ -71,12 +75,13 @@ inline void Micro(const GemmArgs& args, const Piece& piece, int64_t row, int64_t
   for (int m = 0; m < kTileRows; ++m) {
     PENSTOCK_UNROLL
     for (int v = 0; v < kStrips; ++v) {
-      const int64_t c = column + v * kStrip;
-      float* out = args.out + (row + m) * args.out_stride + c;
       if (piece.last) {
-        StoreFloats(out, args.columns - c, Op::Finish(acc[m][v], args, row + m, c));
+        const int64_t c = column + v * kStrip;
+        const int64_t r = pass + row + m;
+        StoreFloats(args.out + r * args.out_stride + c, args.columns - c,
+                    Op::Finish(acc[m][v], args, r, c));
       } else {
-        Op::StoreState(out, args.columns - c, acc[m][v]);
+        Op::StoreState(sums + m * kPanelColumns + v * kStrip, acc[m][v]);
       }
     }
   }
@@ -84,35 +89,32 @@ inline void Micro(const GemmArgs& args, const Piece& piece, int64_t row, int64_t
 
 // Runs a tile of `tile_rows` rows, 1 <= tile_rows <= kTileRows.
 template <class Op, int kTileRows, int kStrips>
-inline void Tile(int64_t tile_rows, const GemmArgs& args, const Piece& piece, int64_t row,
-                 int64_t strip, int64_t column) {
+inline void Tile(int64_t tile_rows, const GemmArgs& args, const Piece& piece, int64_t pass,
+                 int64_t row, int64_t strip, int64_t column) {
   if (tile_rows == kTileRows) {
-    Micro<Op, kTileRows, kStrips>(args, piece, row, strip, column);
+    Micro<Op, kTileRows, kStrips>(args, piece, pass, row, strip, column);
   } else if constexpr (kTileRows > 1) {
-    Tile<Op, kTileRows - 1, kStrips>(tile_rows, args, piece, row, strip, column);
+    Tile<Op, kTileRows - 1, kStrips>(tile_rows, args, piece, pass, row, strip, column);
   }
 }
 
-// Rows [row_begin, row_end) in tiles of even size.
+// `rows` rows from row `pass` on in tiles of even size.
 template <class Op, int kStrips>
-inline void Tiles(const GemmArgs& args, const Piece& piece, int64_t row_begin, int64_t row_end,
+inline void Tiles(const GemmArgs& args, const Piece& piece, int64_t pass, int64_t rows,
                   int64_t strip, int64_t column) {
   constexpr int64_t kTileRows = Op::kRows[kStrips];
-  const int64_t rows = row_end - row_begin;
   const int64_t tiles = (rows + kTileRows - 1) / kTileRows;
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t begin = rows * t / tiles;
     const int64_t end = rows * (t + 1) / tiles;
-    Tile<Op, Op::kRows[kStrips], kStrips>(end - begin, args, piece, row_begin + begin, strip,
-                                          column);
+    Tile<Op, Op::kRows[kStrips], kStrips>(end - begin, args, piece, pass, begin, strip, column);
   }
 }
 
 // Strips [strip, strip + count) of one panel, at most `most` at a time.
 template <class Op>
-inline void PanelStrips(const GemmArgs& args, const Piece& piece, int64_t row_begin,
-                        int64_t row_end, int64_t strip, int64_t count, int64_t column,
-                        int64_t most) {
+inline void PanelStrips(const GemmArgs& args, const Piece& piece, int64_t pass, int64_t rows,
+                        int64_t strip, int64_t count, int64_t column, int64_t most) {
   while (count > 0) {
     int64_t n = std::min(count, most);
     while (Op::kRows[n] == 0) {
@@ -121,21 +123,21 @@ inline void PanelStrips(const GemmArgs& args, const Piece& piece, int64_t row_be
     switch (n) {
       case 4:
         if constexpr (Op::kRows[4] > 0) {
-          Tiles<Op, 4>(args, piece, row_begin, row_end, strip, column);
+          Tiles<Op, 4>(args, piece, pass, rows, strip, column);
         }
         break;
       case 3:
         if constexpr (Op::kRows[3] > 0) {
-          Tiles<Op, 3>(args, piece, row_begin, row_end, strip, column);
+          Tiles<Op, 3>(args, piece, pass, rows, strip, column);
         }
         break;
       case 2:
         if constexpr (Op::kRows[2] > 0) {
-          Tiles<Op, 2>(args, piece, row_begin, row_end, strip, column);
+          Tiles<Op, 2>(args, piece, pass, rows, strip, column);
         }
         break;
       default:
-        Tiles<Op, 1>(args, piece, row_begin, row_end, strip, column);
+        Tiles<Op, 1>(args, piece, pass, rows, strip, column);
         break;
     }
     strip += n;
@@ -144,42 +146,35 @@ inline void PanelStrips(const GemmArgs& args, const Piece& piece, int64_t row_be
   }
 }
 
-// Panels that share a pass over a block of activations, and rows of such a pass: together they and
-// the sums in `out` stay in the second-level cache.
-inline constexpr int64_t kGroupPanels = 4;
-inline constexpr int64_t kPassRows = 96;
-
 template <class Op>
 void Gemm(const GemmArgs& args, int64_t strip_begin, int64_t strip_end) {
+  alignas(64) float sums[kPassRows * kPanelColumns];
   const int64_t all_strips = (args.columns + kStrip - 1) / kStrip;
   // With few rows a tile takes more strips, so that enough sums are in flight.
   int64_t most = kPanelStrips;
   while (most > 1 && (Op::kRows[most] == 0 || (args.rows > Op::kRows[most] && !Op::kWide))) {
     --most;
   }
-  const int64_t panel_strips = args.rows <= kFewRows ? kPanelStrips : kGroupPanels * kPanelStrips;
-  for (int64_t from = strip_begin; from < strip_end;) {
-    const int64_t to = std::min(strip_end, (from / panel_strips + 1) * panel_strips);
-    for (int64_t g = 0, block = 0; g < args.groups; g += args.block_groups, ++block) {
+  for (int64_t pass = 0; pass < args.rows; pass += kPassRows) {
+    const int64_t rows = std::min(kPassRows, args.rows - pass);
+    for (int64_t s = strip_begin; s < strip_end;) {
+      const int64_t panel = s / kPanelStrips;
+      const int64_t local = s - panel * kPanelStrips;
       Piece piece;
-      piece.a = args.a + block * args.block_stride;
-      piece.groups = std::min(args.block_groups, args.groups - g);
-      piece.first = g == 0;
-      piece.last = g + piece.groups == args.groups;
-      for (int64_t row = 0; row < args.rows; row += kPassRows) {
-        const int64_t row_end = std::min(args.rows, row + kPassRows);
-        for (int64_t s = from; s < to;) {
-          const int64_t panel = s / kPanelStrips;
-          const int64_t local = s - panel * kPanelStrips;
-          piece.width = std::min(kPanelStrips, all_strips - panel * kPanelStrips);
-          piece.w = args.w + (panel * kPanelStrips * args.groups + g * piece.width) *
-                                 static_cast<int64_t>(Op::kWordBytes);
-          const int64_t count = std::min(to - s, piece.width - local);
-          PanelStrips<Op>(args, piece, row, row_end, local, count, s * kStrip, most);
-          s += count;
-        }
+      piece.sums = sums;
+      piece.width = std::min(kPanelStrips, all_strips - panel * kPanelStrips);
+      const int64_t count = std::min(strip_end - s, piece.width - local);
+      const std::byte* data =
+          args.w + panel * kPanelStrips * args.groups * static_cast<int64_t>(Op::kWordBytes);
+      for (int64_t g = 0, block = 0; g < args.groups; g += args.block_groups, ++block) {
+        piece.a = args.a + block * args.block_stride;
+        piece.w = data + g * piece.width * static_cast<int64_t>(Op::kWordBytes);
+        piece.groups = std::min(args.block_groups, args.groups - g);
+        piece.first = g == 0;
+        piece.last = g + piece.groups == args.groups;
+        PanelStrips<Op>(args, piece, pass, rows, local, count, s * kStrip, most);
       }
+      s += count;
     }
-    from = to;
   }
 }
