@@ -84,13 +84,13 @@ class MessageIndex {
     const int32_t index = sent ? m.send_index : m.recv_index;
     const Action& a = schedule_.ranks[static_cast<size_t>(rank)][static_cast<size_t>(index)];
     const int peer_rank = schedule_.RankOf(PeerStage(a), a.micro_batch).value();
-    if (sent != received) {
-      problems.Add(ProblemKind::kUnmatched, rank, index, [&] {
-        return fmt::format("rank {} has no {} for it", peer_rank, problems.Text(OtherEnd(a)));
-      });
-    } else if (peer_rank == rank) {
+    if (peer_rank == rank) {
       problems.Add(ProblemKind::kPlacement, rank, index, [&] {
         return fmt::format("stage {} is on the same rank: nothing to send", PeerStage(a));
+      });
+    } else if (sent != received) {
+      problems.Add(ProblemKind::kUnmatched, rank, index, [&] {
+        return fmt::format("rank {} has no {} for it", peer_rank, problems.Text(OtherEnd(a)));
       });
     }
     if (sent)
