@@ -6,22 +6,36 @@
 
 namespace penstock::cli {
 
+void AddBench(CLI::App& app, int& status);
+void AddChat(CLI::App& app, int& status);
 void AddCheck(CLI::App& app, int& status);
 void AddInspect(CLI::App& app, int& status);
+void AddLogits(CLI::App& app, int& status);
 void AddOptimize(CLI::App& app, int& status);
+void AddPerplexity(CLI::App& app, int& status);
 void AddPlan(CLI::App& app, int& status);
+void AddRun(CLI::App& app, int& status);
 void AddSchedule(CLI::App& app, int& status);
 void AddSim(CLI::App& app, int& status);
+void AddTokenize(CLI::App& app, int& status);
 void AddTrace(CLI::App& app, int& status);
 
+// clang-format off
 inline constexpr AddVerb kVerbs[] = {
-    AddInspect,
+    AddRun,
+    AddChat,
+    AddBench,
+    AddPlan,
     AddSchedule,
     AddCheck,
-    AddPlan,
     AddSim,
     AddOptimize,
     AddTrace,
+    AddInspect,
+    AddTokenize,
+    AddLogits,
+    AddPerplexity,
 };
+// clang-format on
 
 }  // namespace penstock::cli

@@ -93,6 +93,9 @@ class Channel {
   // Ends this rank's part with an error that the peers will report. Across processes this ends them.
   virtual void Fail(const Error& error) = 0;
 
+  // True once any rank has failed (always false across processes: they are ended).
+  virtual bool failed() const = 0;
+
   virtual const ChannelCounters& counters() const = 0;
 };
 

@@ -80,6 +80,7 @@ class InProcessChannel final : public Channel {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(hub_->mailboxes.size()); }
   bool across_processes() const override { return false; }
+  bool failed() const override { return hub_->failed.load(); }
   const ChannelCounters& counters() const override { return counters_; }
 
   Result<> Open(const Lane& lane, const LaneOptions& options, MemoryAccount& account) override {

@@ -35,6 +35,8 @@ std::string LaneText(const Lane& lane) {
       return fmt::format("step plans from rank {} to rank {}", lane.source, lane.target);
     case LaneKind::kResult:
       return fmt::format("sampled tokens from rank {} to rank {}", lane.source, lane.target);
+    case LaneKind::kControl:
+      return fmt::format("control messages from rank {} to rank {}", lane.source, lane.target);
   }
   return "unknown lane";
 }
@@ -52,6 +54,7 @@ std::array<std::byte, kHeaderBytes> EncodeHeader(const MessageHeader& header) {
   Put(bytes, 24, header.tag.step);
   Put(bytes, 32, header.rows);
   Put(bytes, 40, header.columns);
+  Put(bytes, 48, header.sent_ns);
   return bytes;
 }
 
@@ -70,7 +73,7 @@ Result<MessageHeader> DecodeHeader(std::span<const std::byte> bytes) {
   }
   MessageHeader header;
   const auto kind = Get<uint8_t>(bytes, 6);
-  if (kind > static_cast<uint8_t>(LaneKind::kResult)) {
+  if (kind > static_cast<uint8_t>(LaneKind::kControl)) {
     return wrong(fmt::format("unknown kind {}", kind));
   }
   header.lane.kind = static_cast<LaneKind>(kind);
@@ -85,6 +88,7 @@ Result<MessageHeader> DecodeHeader(std::span<const std::byte> bytes) {
   header.tag.step = Get<int64_t>(bytes, 24);
   header.rows = Get<int64_t>(bytes, 32);
   header.columns = Get<int64_t>(bytes, 40);
+  header.sent_ns = Get<int64_t>(bytes, 48);
   if (header.lane.source < 0 || header.lane.target < 0 || header.lane.edge < 0 || header.tag.micro_batch < 0 || header.tag.step < 0) {
     return wrong("a negative rank, edge, micro-batch or step");
   }
@@ -92,7 +96,7 @@ Result<MessageHeader> DecodeHeader(std::span<const std::byte> bytes) {
       (header.columns > 0 && header.rows > kMaxElements / header.columns)) {
     return wrong(fmt::format("impossible shape {} x {}", header.rows, header.columns));
   }
-  for (size_t i = 48; i < kHeaderBytes; ++i) {
+  for (size_t i = 56; i < kHeaderBytes; ++i) {
     if (bytes[i] != std::byte{0}) {
       return wrong("reserved bytes are not zero");
     }

@@ -20,6 +20,7 @@ enum class LaneKind : uint8_t {
   kBackward,  // gradients of the same
   kPlan,      // step plans, from the decider to a stage
   kResult,    // sampled ids, from the head's stage to the decider
+  kControl,   // set-up, readiness and reports, between a stage and the decider
 };
 
 // Names one stream of messages between two ranks. `edge` is the boundary's index (the sending stage) or 0.
@@ -49,6 +50,7 @@ struct MessageHeader {
   DType type = DType::kU8;
   int64_t rows = 0;
   int64_t columns = 0;
+  int64_t sent_ns = 0;  // when it was handed over, on the sender's monotonic clock; for traces only
 
   int64_t payload_bytes() const { return rows * RowBytes(type, columns); }
 };

@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kCreditTag = 16384;
 
-int MpiTag(const Lane& lane) { return static_cast<int>(lane.kind) + 4 * lane.edge; }
+int MpiTag(const Lane& lane) { return static_cast<int>(lane.kind) + 8 * lane.edge; }
 
 double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -91,6 +91,7 @@ class MpiChannel final : public Channel {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   bool across_processes() const override { return true; }
+  bool failed() const override { return false; }
   const ChannelCounters& counters() const override { return counters_; }
 
   Result<> Open(const Lane& lane, const LaneOptions& options, MemoryAccount& account) override {

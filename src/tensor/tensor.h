@@ -29,6 +29,13 @@ class Tensor {
     return {buffer.data() + offset_bytes, type, rows, columns};
   }
 
+  // The same with rows `row_stride` elements apart.
+  static Tensor Strided(Buffer& buffer, DType type, int64_t rows, int64_t columns, int64_t row_stride, int64_t offset_bytes) {
+    const int64_t last = rows == 0 ? 0 : RowBytes(type, (rows - 1) * row_stride + columns);
+    PENSTOCK_CHECK(offset_bytes >= 0 && columns <= row_stride && offset_bytes + last <= buffer.size(), "the view lies inside its buffer");
+    return {buffer.data() + offset_bytes, type, rows, columns, row_stride};
+  }
+
   bool empty() const { return data_ == nullptr; }
   DType type() const { return type_; }
   int64_t rows() const { return rows_; }
@@ -44,6 +51,12 @@ class Tensor {
   Tensor Columns(int64_t begin, int64_t count) const {
     PENSTOCK_DCHECK(begin >= 0 && count >= 0 && begin + count <= columns_, "columns inside");
     return {data_ + RowBytes(type_, begin), type_, rows_, count, row_stride_};
+  }
+
+  // The same rows with more columns, for a view of the first of several values that lie side by side.
+  Tensor Widened(int64_t columns) const {
+    PENSTOCK_DCHECK(columns >= columns_ && columns <= row_stride_, "columns inside the row");
+    return {data_, type_, rows_, columns, row_stride_};
   }
 
   // One row as numbers. T must be the storage type of `type()` (bf16 and f16: uint16_t).

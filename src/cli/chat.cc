@@ -1,0 +1,229 @@
+// penstock chat: a conversation on the terminal that keeps its keys and values.
+
+#include <fmt/core.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "cli/generate.h"
+#include "cli/model_flags.h"
+#include "cli/run_report.h"
+#include "cli/sampling_flags.h"
+#include "cli/text_model.h"
+#include "cli/verbs.h"
+
+namespace penstock::cli {
+namespace {
+
+struct ChatFlags {
+  ModelFlags model;
+  SamplingFlagValues sampling;
+  int64_t max_new = 256;
+  std::string template_name;
+  std::string system;
+  std::vector<std::string> stops;
+};
+
+// Lines from standard input, with a call every few seconds while nothing comes.
+class LineReader {
+ public:
+  // False at the end of the input. Errors: those of `idle`.
+  template <class Idle>
+  Result<bool> Next(std::string& line, Idle idle) {
+    while (true) {
+      const size_t end = buffer_.find('\n');
+      if (end != std::string::npos) {
+        line = buffer_.substr(0, end);
+        buffer_.erase(0, end + 1);
+        return true;
+      }
+      pollfd poll_input{STDIN_FILENO, POLLIN, 0};
+      const int ready = ::poll(&poll_input, 1, 3000);
+      if (Interrupted()) {
+        return false;
+      }
+      if (ready == 0) {
+        PENSTOCK_TRY(idle());
+        continue;
+      }
+      char piece[4096];
+      const ssize_t count = ::read(STDIN_FILENO, piece, sizeof piece);
+      if (count <= 0) {
+        line = std::move(buffer_);
+        buffer_.clear();
+        return !line.empty();
+      }
+      buffer_.append(piece, static_cast<size_t>(count));
+    }
+  }
+
+ private:
+  std::string buffer_;
+};
+
+class Conversation {
+ public:
+  Conversation(const ChatFlags& flags, serve::Engine& engine, const LoadedTokenizer& tokenizer, const text::ChatTemplate& chat,
+               const GenerateOptions& options, int64_t context)
+      : flags_(flags), engine_(engine), tokenizer_(tokenizer), chat_(chat), options_(options), context_(context) {
+    Reset();
+  }
+
+  void Reset() {
+    if (sequence_ >= 0) {
+      engine_.decider().Release(sequence_);
+    }
+    sequence_ = -1;
+    messages_.clear();
+    if (!flags_.system.empty()) {
+      messages_.push_back({"system", flags_.system});
+    }
+  }
+
+  // One turn: the user's words in, the answer streamed. Only what the model has not seen yet is computed.
+  Result<> Say(const std::string& words) {
+    messages_.push_back({"user", words});
+    PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> ids, text::EncodeChat(chat_, tokenizer_.tokenizer, messages_, {}));
+    GenerateOptions options = options_;
+    const int64_t room = context_ - static_cast<int64_t>(ids.size());
+    if (room < 1) {
+      messages_.pop_back();
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[cli.chat] the conversation would have {} tokens, but the context has {}; /reset starts a new one", ids.size(), context_);
+    }
+    options.max_new = std::min(options.max_new, room);
+    Generation generation(engine_, &tokenizer_.tokenizer, options, [](size_t, const std::string& piece) {
+      std::fwrite(piece.data(), 1, piece.size(), stdout);
+      std::fflush(stdout);
+    });
+    PENSTOCK_TRY(Start(generation, ids));
+    PENSTOCK_TRY(generation.Run());
+    sequence_ = generation.engine_sequence(0);
+    rates_ = generation.rates();
+    const std::vector<Output> outputs = generation.TakeOutputs();
+    fmt::print("\n");
+    std::fflush(stdout);
+    messages_.push_back({"assistant", outputs[0].text});
+    return {};
+  }
+
+  const Rates& rates() const { return rates_; }
+
+ private:
+  // Goes on behind the kept tokens when they are a beginning of the new text; else (a template that rewrites earlier turns) starts anew.
+  Result<> Start(Generation& generation, const std::vector<int32_t>& ids) {
+    if (sequence_ >= 0) {
+      const auto kept = engine_.decider().tokens(sequence_);
+      if (kept.size() < ids.size() && std::equal(kept.begin(), kept.end(), ids.begin())) {
+        return generation.AddContinued(sequence_, std::span(ids).subspan(kept.size()));
+      }
+      engine_.decider().Release(sequence_);
+      sequence_ = -1;
+    }
+    return generation.Add({ids}, context_);
+  }
+
+  const ChatFlags& flags_;
+  serve::Engine& engine_;
+  const LoadedTokenizer& tokenizer_;
+  const text::ChatTemplate& chat_;
+  GenerateOptions options_;
+  int64_t context_;
+  int32_t sequence_ = -1;
+  std::vector<text::ChatMessage> messages_;
+  Rates rates_;
+};
+
+void PrintStats(const Rates& rates) {
+  const auto rate = [](int64_t tokens, double seconds) { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0; };
+  fmt::print(stderr, "prefill {} tokens, {:.1f} tokens/s; decode {} tokens, {:.1f} tokens/s\n", rates.prefill_tokens,
+             rate(rates.prefill_tokens, rates.prefill_s), rates.decode_tokens, rate(rates.decode_tokens, rates.decode_s));
+}
+
+Result<> Talk(Conversation& conversation, serve::Engine& engine) {
+  const bool person = ::isatty(STDIN_FILENO) != 0;
+  if (person) {
+    fmt::print(stderr, "/reset starts anew, /stats shows rates, /exit ends\n");
+  }
+  LineReader reader;
+  std::string line;
+  while (true) {
+    if (person) {
+      fmt::print(stderr, "{}> {}", ColourOnStderr() ? "\x1b[1m" : "", ColourOnStderr() ? "\x1b[0m" : "");
+      std::fflush(stderr);
+    }
+    PENSTOCK_TRY_ASSIGN(const bool more, reader.Next(line, [&] { return engine.Heartbeat(); }));
+    if (!more || line == "/exit" || line == "/quit") {
+      return {};
+    }
+    if (line == "/reset") {
+      conversation.Reset();
+    } else if (line == "/stats") {
+      PrintStats(conversation.rates());
+    } else if (!line.empty()) {
+      const Result<> said = conversation.Say(line);
+      if (!said.ok() && said.error().code != ErrorCode::kInvalidArgument) {
+        return said;
+      }
+      if (!said.ok()) {
+        fmt::print(stderr, "{}\n", said.error().message);
+      }
+    }
+    if (Interrupted()) {
+      return {};
+    }
+  }
+}
+
+Result<> ChatBody(const ChatFlags& flags, const serve::ModelBundle& bundle, const serve::RunOptions& options,
+                  std::unique_ptr<comm::Channel> channel) {
+  PENSTOCK_TRY_ASSIGN(const weights::TokenizerMaterial material, bundle.files->Tokenizer());
+  PENSTOCK_TRY_ASSIGN(const LoadedTokenizer tokenizer, LoadTokenizer(material));
+  PENSTOCK_TRY_ASSIGN(const text::ChatTemplate* chat, PickTemplate(tokenizer, flags.template_name));
+  GenerateOptions generate;
+  generate.max_new = flags.max_new;
+  generate.stops = flags.stops;
+  generate.end_ids = EndIds(bundle, &tokenizer.tokenizer);
+  PENSTOCK_TRY_ASSIGN(generate.sampling, SamplingFrom(flags.sampling.Given(), bundle.files->generation_config()));
+  PENSTOCK_TRY_ASSIGN(const int64_t context, serve::ContextOf(bundle.model.config, options.context));
+  serve::RunDemand demand;
+  demand.positions = context;
+  demand.longest_prompt = std::min<int64_t>(context, 512);
+  demand.penalties = generate.sampling.penalizes();
+  PENSTOCK_TRY_ASSIGN(const auto engine, serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
+  Conversation conversation(flags, *engine, tokenizer, *chat, generate, context);
+  PENSTOCK_TRY(Talk(conversation, *engine));
+  PENSTOCK_TRY_ASSIGN(const serve::RunReport report, engine->Stop());
+  if (flags.model.common.json) {
+    Json json;
+    json["model"] = flags.model.model;
+    AddRunJson(json, *engine, report, conversation.rates());
+    PrintJson(json);
+  }
+  return {};
+}
+
+}  // namespace
+
+void AddChat(CLI::App& app, int& status) {
+  auto flags = std::make_shared<ChatFlags>();
+  CLI::App* verb = app.add_subcommand("chat", "A conversation that keeps its keys and values");
+  AddModelFlags(*verb, flags->model);
+  AddInteger(*verb, "-n", flags->max_new, "Most tokens of an answer", 1, int64_t{1} << 40)->type_name("TOKENS")->capture_default_str();
+  AddSamplingFlags(*verb, flags->sampling);
+  verb->add_option("--stop", flags->stops, "End an answer before this text; repeatable")->type_name("TEXT");
+  verb->add_option("--system", flags->system, "A system message")->type_name("TEXT");
+  verb->add_option("--template", flags->template_name, "The chat template's name, instead of the model's own")->type_name("NAME");
+  verb->footer("Example: penstock chat -m model.gguf --stages 2\nLines may be piped in: echo \"Name three rivers.\" | penstock chat -m model.gguf");
+  verb->callback([verb, flags, &status] {
+    status = RunModelVerb(*verb, flags->model,
+                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
+                            return ChatBody(*flags, bundle, options, std::move(channel));
+                          });
+  });
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,89 @@
+// penstock logits: every row of a prompt's logits, for comparison with other implementations.
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "cli/model_flags.h"
+#include "cli/npy_file.h"
+#include "cli/verbs.h"
+
+namespace penstock::cli {
+namespace {
+
+struct LogitsFlags {
+  ModelFlags model;
+  std::string tokens;
+  std::string output;
+};
+
+Result<> LogitsBody(const LogitsFlags& flags, const serve::ModelBundle& bundle, const serve::RunOptions& options,
+                    std::unique_ptr<comm::Channel> channel) {
+  PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> tokens, ParseIds(flags.tokens, "--tokens"));
+  const auto rows = static_cast<int64_t>(tokens.size());
+  serve::RunOptions run = options;
+  if (run.context == 0) {
+    run.context = bundle.model.config.context;  // a comparison uses what the model has
+  }
+  serve::RunDemand demand;
+  demand.mode = serve::HeadMode::kLogits;
+  demand.positions = rows;
+  demand.longest_prompt = rows;
+  PENSTOCK_TRY_ASSIGN(const auto engine, serve::Engine::Start(bundle, run, demand, std::move(channel), LoadProgressBar()));
+  PENSTOCK_TRY(engine->Admit(tokens, 0, {}));
+  const int64_t vocabulary = bundle.model.graph.value(bundle.model.graph.logits).width;
+  std::vector<float> logits(static_cast<size_t>(rows * vocabulary));
+  bool more = true;
+  while (more) {
+    PENSTOCK_TRY_ASSIGN(more, engine->Advance([&](const serve::RowResult& row) {
+      std::copy(row.logits.begin(), row.logits.end(), logits.begin() + row.position * vocabulary);
+      return false;
+    }));
+  }
+  PENSTOCK_TRY(engine->Stop());
+  if (!flags.output.empty()) {
+    PENSTOCK_TRY(WriteNpy(flags.output, logits, rows, vocabulary));
+  }
+  if (flags.model.common.json) {
+    Json json = {{"tokens", rows}, {"vocabulary", vocabulary}};
+    if (flags.output.empty()) {
+      json["logits"] = Json::array();
+      for (int64_t r = 0; r < rows; ++r) {
+        json["logits"].push_back(std::vector<float>(logits.begin() + r * vocabulary, logits.begin() + (r + 1) * vocabulary));
+      }
+    } else {
+      json["file"] = flags.output;
+    }
+    PrintJson(json);
+  } else if (flags.output.empty()) {
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto row = std::span(logits).subspan(static_cast<size_t>(r * vocabulary), static_cast<size_t>(vocabulary));
+      const auto best = std::max_element(row.begin(), row.end());
+      fmt::print("row {:5d}  token {:7d}  largest {:12.6f} at {}\n", r, tokens[static_cast<size_t>(r)], *best, best - row.begin());
+    }
+  } else if (flags.output != "-") {
+    fmt::print("{} x {} logits in {}\n", rows, vocabulary, flags.output);
+  }
+  return {};
+}
+
+}  // namespace
+
+void AddLogits(CLI::App& app, int& status) {
+  auto flags = std::make_shared<LogitsFlags>();
+  CLI::App* verb = app.add_subcommand("logits", "Logits of every row of a prompt, in float32");
+  AddModelFlags(*verb, flags->model);
+  verb->add_option("--tokens", flags->tokens, "Token ids, taken literally")->required()->type_name("IDS");
+  verb->add_option("-o,--output", flags->output, "A NumPy file [tokens, vocabulary], - for standard output")->type_name("FILE.npy");
+  verb->footer("Example: penstock logits -m model --tokens 1,2,3 --stages 2 --weights f32 -o logits.npy");
+  verb->callback([verb, flags, &status] {
+    status = RunModelVerb(*verb, flags->model,
+                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
+                            return LogitsBody(*flags, bundle, options, std::move(channel));
+                          });
+  });
+}
+
+}  // namespace penstock::cli

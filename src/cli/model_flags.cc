@@ -1,0 +1,222 @@
+#include "cli/model_flags.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+
+#include "base/log.h"
+#include "base/units.h"
+
+namespace penstock::cli {
+namespace {
+
+volatile std::sig_atomic_t interrupts = 0;
+
+extern "C" void OnInterrupt(int signal) {
+  interrupts = interrupts + 1;
+  if (interrupts > 1 && signal == SIGINT) {
+    ::_exit(130);
+  }
+}
+
+Result<std::vector<int64_t>> ParseCut(const std::string& text) {
+  std::vector<int64_t> cut;
+  if (text.empty()) {
+    return cut;
+  }
+  PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> numbers, ParseIds(text, "--cut"));
+  cut.assign(numbers.begin(), numbers.end());
+  return cut;
+}
+
+Result<std::optional<DType>> ParseKv(const std::string& text) {
+  if (text == "auto") {
+    return std::optional<DType>();
+  }
+  if (text == "f32") {
+    return std::optional<DType>(DType::kF32);
+  }
+  if (text == "bf16") {
+    return std::optional<DType>(DType::kBF16);
+  }
+  return MakeError(ErrorCode::kInvalidArgument, "[cli.flags] --kv: got '{}', wanted auto, f32 or bf16", text);
+}
+
+// Under MPI every rank meets the same bad flag or file; rank 0 says it, the others only if it did not.
+int FailOnRank(const CLI::App& verb, const Error& error, int rank) {
+  if (rank > 0) {
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    fmt::print(stderr, "penstock {} (rank {}): {}\n", verb.get_name(), rank, error.message);
+    return ExitStatus(error.code);
+  }
+  return Fail(verb, error);
+}
+
+Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> channel, const ModelBody& body) {
+  PENSTOCK_TRY_ASSIGN(serve::RunOptions options, ToRunOptions(flags));
+  if (channel != nullptr && options.stages == 0 && options.cut.empty()) {
+    options.stages = channel->size();
+  }
+  PENSTOCK_TRY_ASSIGN(const serve::ModelBundle bundle, serve::OpenBundle(flags.model));
+  if (channel != nullptr && channel->rank() > 0) {
+    return serve::RunWorker(bundle, options, std::move(channel));
+  }
+  const int64_t ranks = options.cut.empty() ? std::max<int64_t>(1, options.stages) : static_cast<int64_t>(options.cut.size()) + 1;
+  if (channel == nullptr && ranks * std::max<int64_t>(1, flags.threads) > kernels::UsableCores() && ranks > 1) {
+    LogNote("{} stages share {} cores: their times are those of shared cores", ranks, kernels::UsableCores());
+  }
+  return body(bundle, options, std::move(channel));
+}
+
+}  // namespace
+
+CLI::Option* AddInteger(CLI::App& verb, const std::string& name, int64_t& value, const std::string& help, int64_t low, int64_t high) {
+  return verb.add_option(name, value, help)->check([low, high](const std::string& text) -> std::string {
+    int64_t number = 0;
+    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (code != std::errc() || end != text.data() + text.size() || number < low || number > high) {
+      return fmt::format("got '{}', wanted an integer from {} to {}", text, low, high);
+    }
+    return "";
+  });
+}
+
+void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
+  AddCommonFlags(verb, flags.common);
+  constexpr int64_t kMany = int64_t{1} << 20;
+  verb.add_option("-m,--model", flags.model, "A .gguf file or a folder in Hugging Face layout")->required()->type_name("MODEL");
+  AddInteger(verb, "--stages", flags.stages, "Pipeline stages (default 1, under mpirun its ranks)", 1, kMany)->type_name("N");
+  verb.add_option("--cut", flags.cut, "Layers at which new stages start, for instance 10,20 (layer 0 is the embedding)")->type_name("LIST");
+  AddInteger(verb, "--groups", flags.groups, "Groups of sequences in flight (default: the stages)", 1, 4096)->type_name("G");
+  AddInteger(verb, "--threads", flags.threads, "Threads per stage (default: cores / stages)", 1, 4096)->type_name("N");
+  verb.add_option("--weights", flags.weights, "auto, f32, bf16, int8 or int4")->type_name("TYPE");
+  verb.add_option("--kv", flags.kv, "Keys and values: auto, f32 or bf16")->type_name("TYPE");
+  AddInteger(verb, "--context", flags.context, "Most positions of a sequence (default: the model's, at most 4096)", 1, int64_t{1} << 40)
+      ->type_name("N");
+  AddInteger(verb, "--prefill-chunk", flags.prefill_chunk, "Tokens of a prompt per micro-batch (default: chosen)", 1, 65536)->type_name("N");
+  verb.add_option("--memory", flags.memory, "Bytes that each rank may use, for instance 2GiB")->type_name("BYTES");
+  verb.add_option("--deadline", flags.deadline_s, "Seconds that a stage waits for another before the run fails")
+      ->check(CLI::Range(0.01, 86400.0))
+      ->type_name("S");
+}
+
+Result<serve::RunOptions> ToRunOptions(const ModelFlags& flags) {
+  serve::RunOptions options;
+  options.stages = flags.stages;
+  PENSTOCK_TRY_ASSIGN(options.cut, ParseCut(flags.cut));
+  options.groups = flags.groups;
+  options.threads = static_cast<int>(flags.threads);
+  PENSTOCK_TRY_ASSIGN(options.weights, runtime::ParseWeightChoice(flags.weights));
+  PENSTOCK_TRY_ASSIGN(options.kv_type, ParseKv(flags.kv));
+  options.context = flags.context;
+  options.prefill_chunk = flags.prefill_chunk;
+  if (!flags.memory.empty()) {
+    PENSTOCK_TRY_ASSIGN(options.memory_bytes, ParseBytes(flags.memory, "--memory"));
+    if (options.memory_bytes == 0) {
+      return MakeError(ErrorCode::kInvalidArgument, "[cli.flags] --memory: got 0 bytes, wanted more");
+    }
+  }
+  options.deadline_s = flags.deadline_s;
+  return options;
+}
+
+Result<std::vector<int32_t>> ParseIds(const std::string& text, const std::string& what) {
+  std::vector<int32_t> ids;
+  const auto separator = [](char c) { return c == ',' || c == ' ' || c == '\t' || c == '\n' || c == '\r'; };
+  size_t at = 0;
+  while (at < text.size()) {
+    if (separator(text[at])) {
+      ++at;
+      continue;
+    }
+    size_t end = at;
+    while (end < text.size() && !separator(text[end])) {
+      ++end;
+    }
+    int32_t id = 0;
+    const auto [stop, code] = std::from_chars(text.data() + at, text.data() + end, id);
+    if (code != std::errc() || stop != text.data() + end || id < 0) {
+      return MakeError(ErrorCode::kInvalidArgument, "[cli.flags] {}: got '{}', wanted numbers from 0 on, separated by commas", what,
+                       text.substr(at, std::min<size_t>(end - at, 40)));
+    }
+    ids.push_back(id);
+    at = end;
+  }
+  return ids;
+}
+
+int RunModelVerb(const CLI::App& verb, const ModelFlags& flags, const ModelBody& body) {
+  std::unique_ptr<comm::Channel> channel;
+  int rank = 0;
+  const bool mpi = comm::LaunchedByMpi();
+  if (mpi) {
+    auto created = comm::CreateMpiChannel();
+    if (!created.ok()) {
+      return Fail(verb, created.error());
+    }
+    channel = std::move(created).value();
+    rank = channel->rank();
+  }
+  CatchInterrupts();
+  const Result<> result = RunOnRank(flags, std::move(channel), body);
+  if (!result.ok()) {
+    const int status = FailOnRank(verb, result.error(), rank);
+    comm::AbortMpi(status);
+    return status;
+  }
+  comm::FinalizeMpi();
+  return 0;
+}
+
+serve::LoadProgress LoadProgressBar() {
+  if (::isatty(STDERR_FILENO) == 0) {
+    return nullptr;
+  }
+  struct State {
+    std::mutex mutex;
+    std::vector<std::pair<int64_t, int64_t>> ranks;  // loaded, total
+    std::chrono::steady_clock::time_point shown{};
+  };
+  auto state = std::make_shared<State>();
+  return [state](int32_t rank, int64_t bytes, int64_t total) {
+    const std::lock_guard lock(state->mutex);
+    state->ranks.resize(std::max(state->ranks.size(), static_cast<size_t>(rank) + 1));
+    state->ranks[static_cast<size_t>(rank)] = {bytes, total};
+    const auto now = std::chrono::steady_clock::now();
+    if (now - state->shown < std::chrono::milliseconds(100) && bytes < total) {
+      return;
+    }
+    state->shown = now;
+    std::string line = "loading";
+    for (size_t r = 0; r < state->ranks.size(); ++r) {
+      const auto [done, all] = state->ranks[r];
+      line += fmt::format("  stage {} {:3d} %", r, all > 0 ? done * 100 / all : 100);
+    }
+    fmt::print(stderr, "\r{}\x1b[K", line);
+    if (std::all_of(state->ranks.begin(), state->ranks.end(), [](const auto& r) { return r.first >= r.second; })) {
+      fmt::print(stderr, "\r\x1b[K");
+    }
+    std::fflush(stderr);
+  };
+}
+
+void CatchInterrupts() {
+  struct sigaction action {};
+  action.sa_handler = OnInterrupt;
+  sigemptyset(&action.sa_mask);
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+}
+
+bool Interrupted() { return interrupts > 0; }
+
+}  // namespace penstock::cli

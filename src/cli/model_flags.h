@@ -1,0 +1,54 @@
+// Flags of every verb that runs a model, and the frame in which it runs: threads, or one process per rank under mpirun.
+
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/verb.h"
+#include "serve/engine.h"
+
+namespace penstock::cli {
+
+struct ModelFlags {
+  CommonFlags common;
+  std::string model;
+  int64_t stages = 0;
+  std::string cut;
+  int64_t groups = 0;
+  int64_t threads = 0;
+  std::string weights = "auto";
+  std::string kv = "auto";
+  int64_t context = 0;
+  int64_t prefill_chunk = 0;
+  std::string memory;
+  double deadline_s = 30;
+};
+
+// An integer option that must lie within [low, high]; anything else is refused with both ends.
+CLI::Option* AddInteger(CLI::App& verb, const std::string& name, int64_t& value, const std::string& help, int64_t low, int64_t high);
+
+void AddModelFlags(CLI::App& verb, ModelFlags& flags);
+
+// Errors: kInvalidArgument naming the flag.
+Result<serve::RunOptions> ToRunOptions(const ModelFlags& flags);
+
+// "1,2,3" or white space between. Errors: kInvalidArgument naming `what` and the bad part.
+Result<std::vector<int32_t>> ParseIds(const std::string& text, const std::string& what);
+
+// What a verb does on rank 0. `channel` is null without MPI.
+using ModelBody = std::function<Result<>(const serve::ModelBundle& bundle, const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel)>;
+
+// Opens the model, runs `body` on rank 0 (and the worker on the others), reports errors, gives the exit status.
+int RunModelVerb(const CLI::App& verb, const ModelFlags& flags, const ModelBody& body);
+
+// Load progress on standard error, when that is a terminal.
+serve::LoadProgress LoadProgressBar();
+
+// Set by Ctrl-C (and SIGTERM); a second Ctrl-C ends the process at once.
+void CatchInterrupts();
+bool Interrupted();
+
+}  // namespace penstock::cli

@@ -1,0 +1,115 @@
+// penstock perplexity: how well a model foretells a text.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "base/file.h"
+#include "base/units.h"
+#include "cli/model_flags.h"
+#include "cli/text_model.h"
+#include "cli/verbs.h"
+
+namespace penstock::cli {
+namespace {
+
+struct PerplexityFlags {
+  ModelFlags model;
+  std::string file;
+  std::string tokens;
+};
+
+Result<std::vector<int32_t>> TextTokens(const PerplexityFlags& flags, const serve::ModelBundle& bundle) {
+  if (!flags.tokens.empty()) {
+    return ParseIds(flags.tokens, "--tokens");
+  }
+  PENSTOCK_TRY_ASSIGN(const weights::TokenizerMaterial material, bundle.files->Tokenizer());
+  PENSTOCK_TRY_ASSIGN(const LoadedTokenizer loaded, LoadTokenizer(material));
+  PENSTOCK_TRY_ASSIGN(const std::string text, ReadFile(flags.file));
+  return loaded.tokenizer.Encode(text);
+}
+
+// Longer texts are cut into pieces of the context, each read from its beginning; every token but a piece's first is scored.
+std::vector<std::vector<int32_t>> Pieces(const std::vector<int32_t>& tokens, int64_t context) {
+  std::vector<std::vector<int32_t>> pieces;
+  for (size_t at = 0; at < tokens.size(); at += static_cast<size_t>(context)) {
+    const size_t end = std::min(tokens.size(), at + static_cast<size_t>(context));
+    pieces.emplace_back(tokens.begin() + static_cast<int64_t>(at), tokens.begin() + static_cast<int64_t>(end));
+  }
+  return pieces;
+}
+
+Result<> PerplexityBody(const PerplexityFlags& flags, const serve::ModelBundle& bundle, const serve::RunOptions& options,
+                        std::unique_ptr<comm::Channel> channel) {
+  PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> tokens, TextTokens(flags, bundle));
+  if (tokens.size() < 2) {
+    return MakeError(ErrorCode::kInvalidArgument, "[cli.perplexity] the text has {} tokens, wanted at least 2", tokens.size());
+  }
+  serve::RunOptions run = options;
+  if (run.context == 0) {
+    run.context = bundle.model.config.context;
+  }
+  const auto pieces = Pieces(tokens, run.context);
+  serve::RunDemand demand;
+  demand.mode = serve::HeadMode::kScore;
+  demand.sequences = static_cast<int64_t>(pieces.size());
+  demand.positions = static_cast<int64_t>(pieces[0].size());
+  demand.longest_prompt = demand.positions;
+  PENSTOCK_TRY_ASSIGN(const auto engine, serve::Engine::Start(bundle, run, demand, std::move(channel), LoadProgressBar()));
+  for (const std::vector<int32_t>& piece : pieces) {
+    PENSTOCK_TRY(engine->Admit(piece, 0, {}));
+  }
+  // Kept per position and added in order, so that the sum does not depend on the order of the results.
+  std::vector<std::vector<double>> scores;
+  for (const std::vector<int32_t>& piece : pieces) {
+    scores.emplace_back(piece.size(), 0.0);
+  }
+  bool more = true;
+  while (more) {
+    PENSTOCK_TRY_ASSIGN(more, engine->Advance([&](const serve::RowResult& row) {
+      scores[static_cast<size_t>(row.sequence)][static_cast<size_t>(row.position)] = row.sampled.logprob;
+      return false;
+    }));
+  }
+  PENSTOCK_TRY(engine->Stop());
+  double sum = 0;
+  int64_t count = 0;
+  for (const std::vector<double>& piece : scores) {
+    for (size_t i = 0; i + 1 < piece.size(); ++i) {
+      sum -= piece[i];
+      ++count;
+    }
+  }
+  const double mean = sum / static_cast<double>(std::max<int64_t>(count, 1));
+  if (flags.model.common.json) {
+    PrintJson({{"tokens", count}, {"nll_per_token", mean}, {"perplexity", std::exp(mean)}});
+  } else {
+    fmt::print("{} tokens scored, {:.6f} nats per token, perplexity {:.4f}\n", FormatCount(count), mean, std::exp(mean));
+  }
+  return {};
+}
+
+}  // namespace
+
+void AddPerplexity(CLI::App& app, int& status) {
+  auto flags = std::make_shared<PerplexityFlags>();
+  CLI::App* verb = app.add_subcommand("perplexity", "How well a model foretells a text");
+  AddModelFlags(*verb, flags->model);
+  CLI::Option* file = verb->add_option("--file", flags->file, "A text file")->type_name("FILE");
+  CLI::Option* tokens = verb->add_option("--tokens", flags->tokens, "Token ids, taken literally")->type_name("IDS")->excludes(file);
+  verb->footer("Example: penstock perplexity -m model.gguf --file text.txt --weights int8");
+  verb->callback([verb, flags, file, tokens, &status] {
+    if (file->count() + tokens->count() == 0) {
+      status = Fail(*verb, MakeError(ErrorCode::kInvalidArgument, "[cli.perplexity] nothing to read, wanted --file or --tokens"));
+      return;
+    }
+    status = RunModelVerb(*verb, flags->model,
+                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
+                            return PerplexityBody(*flags, bundle, options, std::move(channel));
+                          });
+  });
+}
+
+}  // namespace penstock::cli

@@ -1,0 +1,227 @@
+// penstock run: generates text.
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <memory>
+
+#include "base/file.h"
+#include "cli/generate.h"
+#include "cli/model_flags.h"
+#include "cli/run_report.h"
+#include "cli/sampling_flags.h"
+#include "cli/text_model.h"
+#include "cli/verbs.h"
+
+namespace penstock::cli {
+namespace {
+
+struct RunFlags {
+  ModelFlags model;
+  SamplingFlagValues sampling;
+  std::vector<std::string> prompts;
+  std::string prompt_file;
+  std::string chat_file;
+  std::vector<std::string> token_lists;
+  int64_t max_new = 256;
+  std::string template_name;
+  std::string system;
+  std::vector<std::string> stops;
+  bool ignore_eos = false;
+  std::string trace_file;
+};
+
+Result<std::string> ReadPromptFile(const std::string& path) {
+  if (path == "-") {
+    return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  }
+  return ReadFile(path);
+}
+
+Result<std::vector<text::ChatMessage>> Messages(const RunFlags& flags) {
+  PENSTOCK_TRY_ASSIGN(const Json json, ReadJsonFile(flags.chat_file));
+  PENSTOCK_TRY_ASSIGN(std::vector<text::ChatMessage> messages, text::ReadChatMessages(json, flags.chat_file));
+  if (!flags.system.empty()) {
+    messages.insert(messages.begin(), {"system", flags.system});
+  }
+  return messages;
+}
+
+// A text as ids: as it is, or as a user's message when --system or --template asks for a chat.
+Result<std::vector<int32_t>> EncodePrompt(const RunFlags& flags, const LoadedTokenizer& tokenizer, const std::string& text) {
+  if (flags.system.empty() && flags.template_name.empty()) {
+    return tokenizer.tokenizer.Encode(text);
+  }
+  PENSTOCK_TRY_ASSIGN(const text::ChatTemplate* chat, PickTemplate(tokenizer, flags.template_name));
+  std::vector<text::ChatMessage> messages;
+  if (!flags.system.empty()) {
+    messages.push_back({"system", flags.system});
+  }
+  messages.push_back({"user", text});
+  return text::EncodeChat(*chat, tokenizer.tokenizer, messages, {});
+}
+
+Result<std::vector<Prompt>> Prompts(const RunFlags& flags, const LoadedTokenizer* tokenizer) {
+  std::vector<Prompt> prompts;
+  for (const std::string& list : flags.token_lists) {
+    PENSTOCK_TRY_ASSIGN(std::vector<int32_t> ids, ParseIds(list, "--tokens"));
+    prompts.push_back({std::move(ids)});
+  }
+  std::vector<std::string> texts = flags.prompts;
+  if (!flags.prompt_file.empty()) {
+    PENSTOCK_TRY_ASSIGN(std::string text, ReadPromptFile(flags.prompt_file));
+    texts.push_back(std::move(text));
+  }
+  if (tokenizer == nullptr) {
+    return prompts;
+  }
+  for (const std::string& text : texts) {
+    PENSTOCK_TRY_ASSIGN(std::vector<int32_t> ids, EncodePrompt(flags, *tokenizer, text));
+    prompts.push_back({std::move(ids)});
+  }
+  if (!flags.chat_file.empty()) {
+    PENSTOCK_TRY_ASSIGN(const text::ChatTemplate* chat, PickTemplate(*tokenizer, flags.template_name));
+    PENSTOCK_TRY_ASSIGN(const std::vector<text::ChatMessage> messages, Messages(flags));
+    PENSTOCK_TRY_ASSIGN(std::vector<int32_t> ids, text::EncodeChat(*chat, tokenizer->tokenizer, messages, {}));
+    prompts.push_back({std::move(ids)});
+  }
+  return prompts;
+}
+
+// Every sequence must fit the context before anything is loaded.
+Result<> CheckLengths(const std::vector<Prompt>& prompts, int64_t max_new, int64_t context) {
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const auto length = static_cast<int64_t>(prompts[i].tokens.size());
+    if (length == 0) {
+      return MakeError(ErrorCode::kInvalidArgument, "[cli.run] prompt {} has no tokens, wanted at least one", i + 1);
+    }
+    if (length + max_new > context) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[cli.run] prompt {} has {} tokens, with -n {} it needs {} positions, but the context has {}\nshorten the prompt, lower -n, or "
+                       "raise --context",
+                       i + 1, length, max_new, length + max_new, context);
+    }
+  }
+  return {};
+}
+
+void PrintOutputs(const RunFlags& flags, const std::vector<Output>& outputs, bool has_text) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs.size() > 1) {
+      fmt::print("[{}] ", i + 1);
+    }
+    if (has_text) {
+      fmt::print("{}\n", outputs[i].text);
+    } else {
+      fmt::print("{}\n", fmt::join(outputs[i].tokens, ","));
+    }
+  }
+  (void)flags;
+  std::fflush(stdout);
+}
+
+void PrintJsonReport(const RunFlags& flags, const serve::Engine& engine, const serve::RunReport& report, const Rates& rates,
+                     const std::vector<Output>& outputs) {
+  Json json;
+  json["model"] = flags.model.model;
+  AddRunJson(json, engine, report, rates);
+  json["outputs"] = Json::array();
+  for (const Output& output : outputs) {
+    json["outputs"].push_back(OutputJson(output));
+  }
+  PrintJson(json);
+}
+
+Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve::RunOptions options, std::unique_ptr<comm::Channel> channel) {
+  std::optional<LoadedTokenizer> tokenizer;
+  auto material = bundle.files->Tokenizer();
+  if (material.ok()) {
+    PENSTOCK_TRY_ASSIGN(LoadedTokenizer loaded, LoadTokenizer(material.value()));
+    tokenizer.emplace(std::move(loaded));
+  } else if (flags.token_lists.empty()) {
+    return material.error();
+  }
+  PENSTOCK_TRY_ASSIGN(const std::vector<Prompt> prompts, Prompts(flags, tokenizer ? &*tokenizer : nullptr));
+  if (prompts.empty()) {
+    return MakeError(ErrorCode::kInvalidArgument, "[cli.run] nothing to continue, wanted -p, --prompt-file, --chat or --tokens");
+  }
+  GenerateOptions generate;
+  generate.max_new = flags.max_new;
+  generate.ignore_eos = flags.ignore_eos;
+  generate.stops = flags.stops;
+  generate.end_ids = EndIds(bundle, tokenizer ? &tokenizer->tokenizer : nullptr);
+  PENSTOCK_TRY_ASSIGN(generate.sampling, SamplingFrom(flags.sampling.Given(), bundle.files->generation_config()));
+  PENSTOCK_TRY_ASSIGN(const int64_t context, serve::ContextOf(bundle.model.config, options.context));
+  PENSTOCK_TRY(CheckLengths(prompts, flags.max_new, context));
+  serve::RunDemand demand;
+  demand.sequences = static_cast<int64_t>(prompts.size());
+  for (const Prompt& prompt : prompts) {
+    const auto length = static_cast<int64_t>(prompt.tokens.size());
+    demand.longest_prompt = std::max(demand.longest_prompt, length);
+    demand.positions = std::max(demand.positions, options.context > 0 ? options.context : length + flags.max_new);
+  }
+  demand.logprobs = generate.sampling.logprobs;
+  demand.penalties = generate.sampling.penalizes();
+  options.keep_trace = !flags.trace_file.empty();
+  PENSTOCK_TRY_ASSIGN(const auto engine, serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
+  const bool stream = prompts.size() == 1 && !flags.model.common.json && tokenizer.has_value();
+  OnText on_text;
+  if (stream) {
+    on_text = [](size_t, const std::string& piece) {
+      std::fwrite(piece.data(), 1, piece.size(), stdout);
+      std::fflush(stdout);
+    };
+  }
+  Generation generation(*engine, tokenizer ? &tokenizer->tokenizer : nullptr, generate, on_text);
+  for (const Prompt& prompt : prompts) {
+    PENSTOCK_TRY(generation.Add(prompt));
+  }
+  PENSTOCK_TRY(generation.Run());
+  const Rates rates = generation.rates();
+  const std::vector<Output> outputs = generation.TakeOutputs();
+  if (stream) {
+    fmt::print("\n");
+    std::fflush(stdout);
+  } else if (!flags.model.common.json) {
+    PrintOutputs(flags, outputs, tokenizer.has_value());
+  }
+  PENSTOCK_TRY_ASSIGN(const serve::RunReport report, engine->Stop());
+  if (flags.model.common.json) {
+    PrintJsonReport(flags, *engine, report, rates, outputs);
+  } else {
+    fmt::print(stderr, "\n{}", RunTable(*engine, report, rates, ColourOnStderr()));
+  }
+  return {};
+}
+
+}  // namespace
+
+void AddRun(CLI::App& app, int& status) {
+  auto flags = std::make_shared<RunFlags>();
+  CLI::App* verb = app.add_subcommand("run", "Generate text with a model cut into pipeline stages");
+  AddModelFlags(*verb, flags->model);
+  verb->add_option("-p,--prompt", flags->prompts, "A text to continue; several are several sequences")->type_name("TEXT")->allow_extra_args(true);
+  verb->add_option("--prompt-file", flags->prompt_file, "A file with a text to continue, - for standard input")->type_name("FILE");
+  verb->add_option("--chat", flags->chat_file, "A conversation to answer: {\"messages\": [{\"role\", \"content\"}]}")->type_name("FILE");
+  verb->add_option("--tokens", flags->token_lists, "Token ids to continue, taken literally; several are several sequences")->type_name("IDS");
+  AddInteger(*verb, "-n", flags->max_new, "Most tokens to generate", 1, int64_t{1} << 40)->type_name("TOKENS")->capture_default_str();
+  AddSamplingFlags(*verb, flags->sampling);
+  verb->add_option("--stop", flags->stops, "End a sequence before this text; repeatable")->type_name("TEXT");
+  verb->add_flag("--ignore-eos", flags->ignore_eos, "Go on after an end token");
+  verb->add_option("--system", flags->system, "A system message; -p is then a user's message")->type_name("TEXT");
+  verb->add_option("--template", flags->template_name, "The chat template's name, instead of the model's own")->type_name("NAME");
+  verb->footer(
+      "Example: penstock run -m model.gguf -p \"The river\" -n 64 --stages 2\n"
+      "One process per stage: mpirun --oversubscribe --bind-to none -n 3 penstock run -m model.gguf -p \"The river\"");
+  verb->callback([verb, flags, &status] {
+    status = RunModelVerb(*verb, flags->model,
+                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
+                            return RunBody(*flags, bundle, options, std::move(channel));
+                          });
+  });
+}
+
+}  // namespace penstock::cli

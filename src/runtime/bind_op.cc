@@ -1,0 +1,163 @@
+#include "runtime/bind_op.h"
+
+#include <array>
+
+namespace penstock::runtime {
+namespace {
+
+kernels::Activation Convert(model::Activation activation) {
+  switch (activation) {
+    case model::Activation::kSilu:
+      return kernels::Activation::kSilu;
+    case model::Activation::kGeluTanh:
+      return kernels::Activation::kGeluTanh;
+    case model::Activation::kGelu:
+      return kernels::Activation::kGelu;
+    case model::Activation::kRelu:
+      return kernels::Activation::kRelu;
+    case model::Activation::kReluSquared:
+      return kernels::Activation::kReluSquared;
+  }
+  return kernels::Activation::kSilu;
+}
+
+class Binder {
+ public:
+  Binder(const model::Op& op, const BindContext& context) : op_(op), context_(context) {}
+
+  RunOp operator()(const model::EmbedOp& params) const {
+    const TensorId table = params.table;
+    const kernels::Matrix& matrix = context_.weights.matrix(std::span(&table, 1));
+    return [&matrix, scale = params.scale, y = Out()](const StepInput& in) { in.device.Embed(matrix, in.tokens, scale, in.value(y)); };
+  }
+
+  RunOp operator()(const model::RmsNormOp& params) const {
+    const Tensor weight = context_.weights.vector(params.weight);
+    return [weight, params, x = In(), y = Out()](const StepInput& in) {
+      in.device.RmsNorm(in.value(x), weight, params.epsilon, params.add_one, params.group, in.value(y));
+    };
+  }
+
+  // One product per group of parts that are packed together; their outputs lie side by side.
+  RunOp operator()(const model::LinearOp& params) const {
+    struct Product {
+      const kernels::Matrix* matrix;
+      Tensor bias;
+    };
+    std::vector<Product> products;
+    int64_t width = 0;
+    size_t begin = 0;
+    for (const size_t end : PackGroups(params, context_.rule)) {
+      const auto parts = std::span(params.weights).subspan(begin, end - begin);
+      const Tensor bias = params.biases.empty() ? Tensor() : context_.weights.bias(std::span(params.biases).subspan(begin, end - begin));
+      products.push_back({&context_.weights.matrix(parts), bias});
+      width += products.back().matrix->rows();
+      begin = end;
+    }
+    return [products, width, x = In(), first = Out()](const StepInput& in) {
+      const Tensor whole = in.value(first).Widened(width);
+      int64_t column = 0;
+      for (const Product& product : products) {
+        in.device.Linear(*product.matrix, in.value(x), product.bias, whole.Columns(column, product.matrix->rows()), in.workspace);
+        column += product.matrix->rows();
+      }
+    };
+  }
+
+  RunOp operator()(const model::SplitOp&) const {
+    return [](const StepInput&) {};  // the outputs are views
+  }
+
+  RunOp operator()(const model::RopeOp& params) const {
+    return [params, x = In(), y = Out()](const StepInput& in) {
+      const kernels::RopeParams rope{params.heads,
+                                     params.head_dim,
+                                     params.rotary_dim,
+                                     params.interleaved,
+                                     params.table.inverse_frequencies,
+                                     params.table.long_inverse_frequencies,
+                                     params.table.scale,
+                                     params.table.long_scale};
+      in.device.Rope(in.value(x), rope, in.sequences[0], in.value(y));
+    };
+  }
+
+  RunOp operator()(const model::AttentionOp& params) const {
+    kernels::KvCache& cache = *context_.caches[static_cast<size_t>(params.state)];
+    const auto pool = static_cast<size_t>(context_.pool_of[static_cast<size_t>(params.state)]);
+    const kernels::AttentionParams attention{params.heads, params.kv_heads,  params.head_dim, params.value_dim,
+                                             params.scale, params.soft_cap, params.window};
+    return [&cache, pool, attention, q = op_.inputs[0], k = op_.inputs[1], v = op_.inputs[2], y = Out()](const StepInput& in) {
+      in.device.Attention(cache, attention, in.sequences[pool], in.value(q), in.value(k), in.value(v), in.value(y), in.workspace);
+    };
+  }
+
+  RunOp operator()(const model::GatedOp& params) const {
+    return [act = Convert(params.activation), gate = In(), up = op_.inputs[1], y = Out()](const StepInput& in) {
+      in.device.Gated(act, in.value(gate), in.value(up), in.value(y));
+    };
+  }
+
+  RunOp operator()(const model::ActivationOp& params) const {
+    return [act = Convert(params.activation), x = In(), y = Out()](const StepInput& in) { in.device.Act(act, in.value(x), in.value(y)); };
+  }
+
+  RunOp operator()(const model::MoeOp& params) const {
+    std::vector<const kernels::Matrix*> gate_up;
+    std::vector<const kernels::Matrix*> down;
+    for (size_t e = 0; e < params.up.size(); ++e) {
+      const std::array<TensorId, 2> both = {params.gate[e], params.up[e]};
+      gate_up.push_back(&context_.weights.matrix(both));
+      down.push_back(&context_.weights.matrix(std::span(&params.down[e], 1)));
+    }
+    const Tensor router = context_.weights.vector(params.router);
+    const Tensor bias = params.router_bias.valid() ? context_.weights.vector(params.router_bias) : Tensor();
+    return [gate_up, down, router, bias, params, x = In(), y = Out()](const StepInput& in) {
+      kernels::MoeParams moe;
+      moe.sigmoid = params.scoring == model::MoeOp::Scoring::kSigmoid;
+      moe.normalize = params.normalize;
+      moe.chosen = params.chosen;
+      moe.weight_scale = params.weight_scale;
+      moe.activation = Convert(params.activation);
+      moe.router = router;
+      moe.router_bias = bias;
+      moe.gate_up = gate_up;
+      moe.down = down;
+      in.device.Moe(moe, in.value(x), in.value(y), in.workspace);
+    };
+  }
+
+  RunOp operator()(const model::AddOp&) const {
+    return [a = In(), b = op_.inputs[1], y = Out()](const StepInput& in) { in.device.Add(in.value(a), in.value(b), in.value(y)); };
+  }
+
+  RunOp operator()(const model::ScaleOp& params) const {
+    return [factor = params.factor, x = In(), y = Out()](const StepInput& in) { in.device.Scale(in.value(x), factor, in.value(y)); };
+  }
+
+  RunOp operator()(const model::SoftCapOp& params) const {
+    return [cap = params.cap, x = In(), y = Out()](const StepInput& in) { in.device.SoftCap(in.value(x), cap, in.value(y)); };
+  }
+
+  RunOp operator()(const model::SelectRowsOp&) const {
+    return [x = In(), y = Out()](const StepInput& in) { in.device.GatherRows(in.value(x), in.selected, in.value(y)); };
+  }
+
+  RunOp operator()(const model::CountedOp&) const {
+    PENSTOCK_CHECK(false, "the layout refused operations that are only counted");
+    return {};
+  }
+
+ private:
+  ValueId In() const { return op_.inputs[0]; }
+  ValueId Out() const { return op_.outputs[0]; }
+
+  const model::Op& op_;
+  const BindContext& context_;
+};
+
+}  // namespace
+
+RunOp BindOp(const model::Op& op, const BindContext& context) { return std::visit(Binder(op, context), op.params); }
+
+}  // namespace penstock::runtime

@@ -1,0 +1,28 @@
+// A declared fault, for tests: PENSTOCK_FAULT=stage:action:kind, for instance 1:F12:stall. The action is F, RECV_F or SEND_F and the number of
+// the step plan; kinds are `fail` (an error), `stall` (the rank does nothing any more) and `die` (the process is killed; a thread ends without a word).
+
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "base/result.h"
+#include "schedule/action.h"
+
+namespace penstock::runtime {
+
+struct Fault {
+  enum class Kind : uint8_t { kFail, kStall, kDie };
+  int32_t stage = 0;
+  schedule::OpKind action = schedule::OpKind::kForward;
+  int64_t step = 0;
+  Kind kind = Kind::kFail;
+};
+
+// Errors: kInvalidArgument with the grammar.
+Result<Fault> ParseFault(std::string_view text);
+
+// From the environment; nothing when it is unset.
+Result<std::optional<Fault>> FaultFromEnvironment();
+
+}  // namespace penstock::runtime

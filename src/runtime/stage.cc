@@ -1,0 +1,168 @@
+#include "runtime/stage.h"
+
+#include <algorithm>
+
+#include "runtime/bind_op.h"
+#include "runtime/step_input.h"
+
+namespace penstock::runtime {
+namespace {
+
+std::pair<int32_t, int32_t> OpRange(const model::Graph& graph, const StageRange& range) {
+  if (range.empty()) {
+    return {0, 0};
+  }
+  return {graph.layers[static_cast<size_t>(range.first_layer)].first_op, graph.layers[static_cast<size_t>(range.last_layer) - 1].last_op};
+}
+
+kernels::KvCacheSpec CacheSpec(const model::AttentionOp& op, const StateSpec& state) {
+  const auto pool = static_cast<size_t>(state.pools.pool_of[static_cast<size_t>(op.state)]);
+  return {state.blocks[pool], kBlockTokens, op.kv_heads, op.head_dim, op.value_dim, state.kv_type};
+}
+
+// The value that each layer hands on: what later layers (or the output) read of it. Given at the layer's last operation.
+std::vector<ValueId> CheckedValues(const model::Graph& graph, int32_t first_op, int32_t last_op) {
+  std::vector<ValueId> checked(static_cast<size_t>(last_op - first_op));
+  for (int32_t i = first_op; i < last_op; ++i) {
+    const model::Op& op = graph.ops[static_cast<size_t>(i)];
+    if (i + 1 == last_op || graph.ops[static_cast<size_t>(i) + 1].layer != op.layer) {
+      checked[static_cast<size_t>(i - first_op)] = op.outputs[0];
+    }
+  }
+  return checked;
+}
+
+}  // namespace
+
+int64_t StateBytes(const model::Graph& graph, const StageRange& range, const StateSpec& state, const kernels::Device& device) {
+  const auto [first_op, last_op] = OpRange(graph, range);
+  int64_t bytes = 0;
+  for (int32_t i = first_op; i < last_op; ++i) {
+    if (const auto* op = std::get_if<model::AttentionOp>(&graph.ops[static_cast<size_t>(i)].params)) {
+      bytes += device.KvCacheBytes(CacheSpec(*op, state));
+    }
+  }
+  return bytes;
+}
+
+Result<MemoryFigures> PlannedStageMemory(const model::Graph& graph, const StageSpec& spec, const WeightRule& rule, const StateSpec& state,
+                                         const kernels::Device& device) {
+  PENSTOCK_TRY_ASSIGN(const StageLayout layout,
+                      StageLayout::Create(graph, spec.range, spec.incoming, spec.outgoing, spec.limits, rule, device));
+  const auto [first_op, last_op] = OpRange(graph, spec.range);
+  MemoryFigures figures;
+  figures[MemoryCategory::kWeights] = StageWeights::PlannedBytes(graph, first_op, last_op, rule, device);
+  figures[MemoryCategory::kKv] = StateBytes(graph, spec.range, state, device);
+  figures[MemoryCategory::kActivations] = layout.activations_bytes();
+  figures[MemoryCategory::kWorkspace] = layout.workspace_bytes();
+  for (const int64_t bytes : figures.bytes) {
+    figures.total += bytes;
+  }
+  return figures;
+}
+
+Stage::Stage(const model::Graph& graph, StageSpec spec, const StateSpec& state, kernels::Device& device)
+    : graph_(graph), spec_(std::move(spec)), pools_(state.pools), device_(device) {}
+
+Stage::~Stage() = default;
+
+Result<std::unique_ptr<Stage>> Stage::Create(const model::Graph& graph, const StageSpec& spec, const WeightRule& rule, const StateSpec& state,
+                                             const weights::ModelFiles& files, kernels::Device& device, MemoryAccount& account,
+                                             const StageWeights::Progress& progress) {
+  std::unique_ptr<Stage> stage(new Stage(graph, spec, state, device));
+  PENSTOCK_TRY_ASSIGN(stage->layout_, StageLayout::Create(graph, spec.range, spec.incoming, spec.outgoing, spec.limits, rule, device));
+  PENSTOCK_TRY_ASSIGN(stage->activations_,
+                      Buffer::Allocate(account, MemoryCategory::kActivations, stage->layout_.activations_bytes()));
+  PENSTOCK_TRY_ASSIGN(stage->workspace_, Buffer::Allocate(account, MemoryCategory::kWorkspace, stage->layout_.workspace_bytes()));
+  const auto [first_op, last_op] = OpRange(graph, spec.range);
+  stage->caches_.resize(graph.states.size());
+  for (int32_t i = first_op; i < last_op; ++i) {
+    if (const auto* op = std::get_if<model::AttentionOp>(&graph.ops[static_cast<size_t>(i)].params)) {
+      PENSTOCK_TRY_ASSIGN(stage->caches_[static_cast<size_t>(op->state)], device.CreateKvCache(CacheSpec(*op, state), account));
+    }
+  }
+  PENSTOCK_TRY_ASSIGN(stage->weights_, StageWeights::Load(graph, first_op, last_op, rule, files, device, account, progress));
+  stage->Bind(rule);
+  return stage;
+}
+
+void Stage::Bind(const WeightRule& rule) {
+  const auto [first_op, last_op] = OpRange(graph_, spec_.range);
+  const BindContext context{rule, weights_, caches_, pools_.pool_of};
+  for (int32_t i = first_op; i < last_op; ++i) {
+    ops_.push_back(BindOp(graph_.ops[static_cast<size_t>(i)], context));
+  }
+  checked_ = CheckedValues(graph_, first_op, last_op);
+  const std::vector<bool> selected = SelectedValues(graph_);
+  for (int32_t i = first_op; i < last_op; ++i) {
+    after_selection_.push_back(selected[static_cast<size_t>(graph_.ops[static_cast<size_t>(i)].outputs[0].value())]);
+  }
+}
+
+Tensor Stage::ValueOf(ValueId id, const StepPlan& plan) {
+  const Place& place = layout_.place(id);
+  PENSTOCK_CHECK(place.offset_bytes >= 0, "the stage holds the value");
+  const int64_t rows = place.selected ? plan.selected() : plan.rows();
+  return Tensor::Strided(activations_, DType::kF32, rows, graph_.value(id).width, place.row_stride, place.offset_bytes);
+}
+
+std::vector<Tensor> Stage::Views(std::span<const ValueId> ids, const StepPlan& plan) {
+  std::vector<Tensor> views;
+  for (const ValueId id : ids) {
+    if (graph_.value(id).type == model::ValueType::kActivation) {
+      views.push_back(ValueOf(id, plan));
+    }
+  }
+  return views;
+}
+
+std::vector<Tensor> Stage::Incoming(const StepPlan& plan) { return Views(spec_.incoming, plan); }
+
+std::vector<Tensor> Stage::Outgoing(const StepPlan& plan) { return Views(spec_.outgoing, plan); }
+
+Result<> Stage::CheckFinite(int32_t op, const StepPlan& plan) {
+  const ValueId id = checked_[static_cast<size_t>(op)];
+  if (!id.valid()) {
+    return {};
+  }
+  const int64_t row = device_.FirstNonFiniteRow(ValueOf(id, plan));
+  if (row < 0) {
+    return {};
+  }
+  const LayerId layer = graph_.value(id).producer;
+  return MakeError(ErrorCode::kCorruptData, "[runtime.stage] {} gave NaN or infinity (value {}, step {}, row {}): the weights are damaged or overflow",
+                   graph_.layers[static_cast<size_t>(layer.value())].name, graph_.value(id).name, plan.step, row);
+}
+
+Result<> Stage::Forward(const StepPlan& plan) {
+  const int64_t selected = plan.selected();
+  if (plan.rows() > spec_.limits.rows || selected > spec_.limits.selected) {
+    return MakeError(ErrorCode::kInternal, "[runtime.stage] step {} has {} rows ({} selected), the stage was made for {} ({})", plan.step,
+                     plan.rows(), selected, spec_.limits.rows, spec_.limits.selected);
+  }
+  const std::function<Tensor(ValueId)> value = [&](ValueId id) { return ValueOf(id, plan); };
+  StepInput input{device_, value, Tensor::Of(workspace_, DType::kU8, 1, workspace_.size()), {}, {}, {}};
+  input.sequences.resize(pools_.windows.empty() ? 1 : pools_.windows.size());
+  int64_t row = 0;
+  for (const SequenceSlice& slice : plan.slices) {
+    for (size_t pool = 0; pool < input.sequences.size(); ++pool) {
+      const std::span<const int32_t> blocks = pool < slice.blocks.size() ? std::span<const int32_t>(slice.blocks[pool]) : std::span<const int32_t>();
+      input.sequences[pool].push_back({row, slice.rows(), slice.first_position, blocks, slice.long_rope});
+    }
+    input.tokens.insert(input.tokens.end(), slice.tokens.begin(), slice.tokens.end());
+    for (int64_t i = slice.rows() - slice.selected(); i < slice.rows(); ++i) {
+      input.selected.push_back(static_cast<int32_t>(row + i));
+    }
+    row += slice.rows();
+  }
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    if (selected == 0 && after_selection_[i]) {
+      continue;
+    }
+    ops_[i](input);
+    PENSTOCK_TRY(CheckFinite(static_cast<int32_t>(i), plan));
+  }
+  return {};
+}
+
+}  // namespace penstock::runtime

@@ -1,0 +1,28 @@
+#include "runtime/state_pools.h"
+
+#include <algorithm>
+
+namespace penstock::runtime {
+
+StatePools PoolsOf(const model::Graph& graph) {
+  StatePools pools;
+  for (const model::LayerState& state : graph.states) {
+    const auto it = std::find(pools.windows.begin(), pools.windows.end(), state.window);
+    pools.pool_of.push_back(static_cast<int32_t>(it - pools.windows.begin()));
+    if (it == pools.windows.end()) {
+      pools.windows.push_back(state.window);
+    }
+  }
+  return pools;
+}
+
+int64_t BlocksPerSequence(int64_t window, int64_t tokens, int64_t step_rows) {
+  const int64_t all = (tokens + kBlockTokens - 1) / kBlockTokens;
+  if (window == 0) {
+    return all;
+  }
+  // The oldest row of a step still sees `window` - 1 positions before it; both ends may fall inside a block.
+  return std::min(all, (window + step_rows + kBlockTokens - 2) / kBlockTokens + 1);
+}
+
+}  // namespace penstock::runtime
