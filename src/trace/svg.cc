@@ -75,6 +75,15 @@ std::string Escaped(std::string_view text) {
   return out;
 }
 
+// At most two digits after the point.
+std::string Short(double value) {
+  std::string text = fmt::format("{:.2f}", value);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.')
+    text.pop_back();
+  return text;
+}
+
 std::string Mixed(const std::array<int, 3>& rgb, int towards, double part) {
   auto mix = [&](int value) {
     return static_cast<int>(std::lround(value + (towards - value) * part));
@@ -253,22 +262,28 @@ class SvgDrawer {
     const std::string css = style == nullptr ? "x" : fmt::format("{}{}", style->css, shade);
     const double gap = w > 6 ? 0.8 : 0;
     out_ += fmt::format(
-        "<rect class=\"{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\">"
-        "<title>{}</title></rect>\n",
-        css, x, y, std::max(0.3, w - gap), kRowHeight,
-        Escaped(schedule::ActionText(slice.action,
-                                     schedule_ == nullptr
-                                         ? std::span<const schedule::Edge>()
-                                         : std::span<const schedule::Edge>(schedule_->edges))));
+        R"(<rect class="{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>)", css,
+        Short(x), Short(y), Short(std::max(0.3, w - gap)), kRowHeight, Escaped(TextOf(slice)));
+    out_ += Number(slice, css, x, y, w - gap) + "\n";
+  }
+
+  std::string TextOf(const Slice& slice) const {
+    return schedule_ == nullptr ? schedule::ActionText(slice.action)
+                                : schedule::ActionText(slice.action, schedule_->edges);
+  }
+
+  // The micro-batch, where there is room.
+  std::string Number(const Slice& slice, const std::string& css, double x, double y,
+                     double width) const {
     if (!slice.action.micro_batch.valid())
-      return;
+      return "";
     std::string text = fmt::format("{}", slice.action.micro_batch.value());
     if (schedule_ != nullptr && schedule_->slices > 1)
       text += fmt::format(".{}", slice.action.slice);
-    if (w - gap < 5.7 * static_cast<double>(text.size()) + 1.5)
-      return;
-    out_ += fmt::format("<text class=\"n n{}\" x=\"{:.2f}\" y=\"{:.1f}\">{}</text>\n", css,
-                        x + (w - gap) / 2, y + 14.5, text);
+    if (width < 5.7 * static_cast<double>(text.size()) + 1.5)
+      return "";
+    return fmt::format(R"(<text class="n n{}" x="{}" y="{}">{}</text>)", css, Short(x + width / 2),
+                       Short(y + 14.5), text);
   }
 
   void Curve(const RankTimeline& rank, double y) {
