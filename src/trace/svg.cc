@@ -23,6 +23,8 @@ constexpr double kRowGap = 7;
 constexpr double kTop = 46;
 constexpr double kMostWidth = 16000;
 constexpr int kShades = 4;
+constexpr double kDigit = 5.7;  // width of one
+constexpr double kMostCell = 30;
 
 // Okabe and Ito's colour-blind-safe palette; shades of a kind are mixed towards white (or, in the
 // dark, towards black).
@@ -109,7 +111,7 @@ std::string StyleSheet() {
       css += fmt::format(".n{}{}{{fill:{}}}", style.css, shade,
                          style.dark_text || shade > 0 ? "#111" : "#fff");
       dark += fmt::format(".{}{}{{fill:{}}}", style.css, shade,
-                          Mixed(style.rgb, 0, 0.12 + 0.15 * shade));
+                          Mixed(style.rgb, 0, 0.1 + 0.19 * shade));
       dark += fmt::format(".n{}{}{{fill:{}}}", style.css, shade,
                           style.dark_text && shade < 2 ? "#111" : "#fff");
     }
@@ -165,12 +167,14 @@ class SvgDrawer {
   Result<> Scale() {
     double shortest_s = to_s_ - from_s_;
     int64_t count = 0;
+    size_t label = 1;
     for (const RankTimeline& rank : timeline_.ranks) {
       for (const Slice& slice : rank.slices) {
         if (!Visible(slice))
           continue;
         ++count;
         used_ |= uint32_t{1} << static_cast<int>(slice.action.kind);
+        label = std::max(label, NumberOf(slice).size());
         const double duration_s = slice.end_s - slice.start_s;
         if (duration_s > 1e-6 * (to_s_ - from_s_))
           shortest_s = std::min(shortest_s, duration_s);
@@ -182,7 +186,10 @@ class SvgDrawer {
           "[trace.svg] {} actions, wanted at most {}: draw a part with --from and --to", count,
           kMostSlices);
     }
-    width_ = std::max(1.0, options_.cell_width) * (to_s_ - from_s_) / shortest_s;
+    // As wide as the longest number wants, within reason.
+    const double cell =
+        std::max(options_.cell_width, std::min(kMostCell, kDigit * static_cast<double>(label) + 3));
+    width_ = std::max(1.0, cell) * (to_s_ - from_s_) / shortest_s;
     width_ = std::min(width_, kMostWidth);
     per_s_ = width_ / (to_s_ - from_s_);
     return {};
@@ -272,15 +279,20 @@ class SvgDrawer {
                                 : schedule::ActionText(slice.action, schedule_->edges);
   }
 
-  // The micro-batch, where there is room.
-  std::string Number(const Slice& slice, const std::string& css, double x, double y,
-                     double width) const {
+  std::string NumberOf(const Slice& slice) const {
     if (!slice.action.micro_batch.valid())
       return "";
     std::string text = fmt::format("{}", slice.action.micro_batch.value());
     if (schedule_ != nullptr && schedule_->slices > 1)
       text += fmt::format(".{}", slice.action.slice);
-    if (width < 5.7 * static_cast<double>(text.size()) + 1.5)
+    return text;
+  }
+
+  // The micro-batch, where there is room.
+  std::string Number(const Slice& slice, const std::string& css, double x, double y,
+                     double width) const {
+    const std::string text = NumberOf(slice);
+    if (text.empty() || width < kDigit * static_cast<double>(text.size()) + 1.5)
       return "";
     return fmt::format(R"(<text class="n n{}" x="{}" y="{}">{}</text>)", css, Short(x + width / 2),
                        Short(y + 14.5), text);
