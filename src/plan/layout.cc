@@ -176,6 +176,7 @@ std::string LayoutText(const Layout& l) {
   add("ep", l.ep);
   add("cp", l.cp);
   add("chunks", l.chunks);
+  add("zero", l.zero);
   return text.empty() ? "one device" : text;
 }
 

@@ -124,14 +124,14 @@ double InFlight(const Layout& layout, int64_t rank) {
   const auto v = static_cast<double>(layout.chunks);
   const auto m = static_cast<double>(layout.micro_batches);
   const auto i = static_cast<double>(rank);
-  double shares = p - i;  // 1f1b, zb-h1, sliced
+  double shares = p - i;  // 1f1b
   if (layout.schedule == "gpipe" || layout.schedule == "looped-bfs") {
     shares = m;
   } else if (layout.schedule == "interleaved-1f1b" || layout.schedule == "interleaved-zb") {
     shares = (2 * (p - 1 - i) + (v - 1) * p + 1) / v;
   } else if (layout.schedule == "zb-h2") {
-    shares = 2 * (p - i) - 1;
-  } else if (layout.schedule == "zb-v") {
+    shares = 2 * p - 1;
+  } else if (layout.schedule == "zb-h1" || layout.schedule == "zb-v") {
     shares = p;
   } else if (layout.schedule == "v-half") {
     shares = p / 2 + 1;
@@ -143,7 +143,8 @@ double InFlight(const Layout& layout, int64_t rank) {
   return std::min(m, shares);
 }
 
-std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& layout) {
+std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& layout,
+                                          const std::vector<double>& shares) {
   const cost::ModelProfile& model = *context.model;
   const TrainingWorkload& workload = context.workload->training;
   const cost::Sharding sharding = layout.sharding();
@@ -186,7 +187,8 @@ std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& 
         working = std::max(working, rows * 4 * model.vocabulary / tp);
       }
     }
-    account.activations += activations * InFlight(layout, rank);
+    account.activations +=
+        activations * (shares.empty() ? InFlight(layout, rank) : shares[static_cast<size_t>(rank)]);
     account.workspace = std::max(account.workspace, working + matrix);
   }
   if (layout.pp == 1 && model.tied) {

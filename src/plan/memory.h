@@ -42,8 +42,10 @@ double ActivationBytes(const cost::LayerProfile& layer, const Layout& layout, do
 // Micro-batches (in shares of a rank's layers) whose activations pipeline rank `rank` keeps.
 double InFlight(const Layout& layout, int64_t rank);
 
-// One account per pipeline rank; layout.cut must be set.
-std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& layout);
+// One account per pipeline rank; layout.cut must be set. `shares` are the micro-batches in flight
+// per rank, as a simulation found them; empty: by InFlight.
+std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& layout,
+                                          const std::vector<double>& shares = {});
 
 // The fullest: least room left.
 const MemoryAccount& Fullest(const std::vector<MemoryAccount>& ranks);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "base/units.h"
 
@@ -311,8 +312,11 @@ std::string AnswerText(const Context& context, const Answer& answer, int top, in
   }
   if (!answer.search.rejected.empty()) {
     out += "\nRejected, nearest first\n";
-    for (size_t i = 0; i < answer.search.rejected.size() && i < 6; ++i) {
-      const Rejected& r = answer.search.rejected[i];
+    std::set<std::pair<int64_t, int64_t>> shown;  // replicas change little
+    for (const Rejected& r : answer.search.rejected) {
+      if (shown.size() >= 6 || !shown.emplace(r.plan.layout.tp, r.plan.layout.pp).second) {
+        continue;
+      }
       out += "  " + Wrap(fmt::format("{}: {}", LayoutText(r.plan.layout), r.why), columns, "    ");
     }
   }

@@ -395,14 +395,22 @@ void Searcher::Run() {
 
 void Searcher::SimulateBest() {
   const auto start = Clock::now();
-  const size_t most = std::min<size_t>(result_.plans.size(), 12);
-  for (size_t i = 0; i < most; ++i) {
+  const size_t most = std::min<size_t>(result_.plans.size(), 16);
+  std::vector<Plan> kept;
+  for (size_t i = 0; i < result_.plans.size(); ++i) {
     Plan& plan = result_.plans[i];
     const int64_t actions = plan.layout.stages() * plan.layout.micro_batches;
-    if (plan.layout.pp > 1 && actions <= 400000 && training_->Simulate(plan).ok()) {
-      ++result_.simulated;
+    if (i < most && plan.layout.pp > 1 && actions <= 400000) {
+      const Result<std::string> why = training_->Simulate(plan);
+      result_.simulated += why.ok() ? 1 : 0;
+      if (why.ok() && !why.value().empty()) {
+        result_.rejected.push_back({std::move(plan), why.value()});
+        continue;
+      }
     }
+    kept.push_back(std::move(plan));
   }
+  result_.plans = std::move(kept);
   result_.simulate_s = SecondsSince(start);
 }
 

@@ -386,10 +386,10 @@ Result<schedule::Schedule> ScheduleOf(const Layout& layout) {
   return schedule::Generate(layout.schedule, options);
 }
 
-Result<> TrainingPricer::Simulate(Plan& plan) {
+Result<std::string> TrainingPricer::Simulate(Plan& plan) {
   if (plan.layout.pp == 1) {
     plan.simulated = true;
-    return {};
+    return impl_->Judge(plan);
   }
   PENSTOCK_TRY_ASSIGN(const schedule::Schedule schedule, ScheduleOf(plan.layout));
   cost::CostModel costs;
@@ -404,12 +404,16 @@ Result<> TrainingPricer::Simulate(Plan& plan) {
   options.period = false;
   PENSTOCK_TRY_ASSIGN(const sim::SimResult result, sim::Simulate(schedule, costs, options));
   double busy = 0;
+  std::vector<double> shares;
   for (const sim::RankResult& rank : result.ranks) {
     busy = std::max(busy, rank.busy_s);
+    shares.push_back(rank.peak_activations);
   }
   impl_->Finish(plan, result.makespan_s, busy);
+  plan.per_rank = TrainingMemory(impl_->context, plan.layout, shares);
+  plan.memory = Fullest(plan.per_rank);
   plan.simulated = true;
-  return {};
+  return impl_->Judge(plan);
 }
 
 void ExplainTraining(const Context& context, Plan& plan) {

@@ -31,9 +31,10 @@ class TrainingPricer {
   // the layout is rejected.
   std::string Price(Plan& plan);
 
-  // Replaces step_s, bubble_s and what follows from them by the simulated schedule's. Errors: a
-  // schedule that cannot be generated for this layout.
-  Result<> Simulate(Plan& plan);
+  // Replaces step_s, bubble_s, activations and what follows from them by the simulated schedule's.
+  // Returns "" or why the layout is rejected after all. Errors: a schedule that cannot be generated
+  // for this layout.
+  Result<std::string> Simulate(Plan& plan);
 
   // F, I and W of each stage. REQUIRES: layout.cut set.
   std::vector<StageStep> Stages(const Layout& layout);

@@ -1,0 +1,284 @@
+#include "plan/search.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "base/config_path.h"
+#include "base/json.h"
+#include "model/config.h"
+#include "plan/memory.h"
+#include "plan/report.h"
+#include "plan/training.h"
+#include "plan/verdict.h"
+#include "sim/simulate.h"
+
+namespace penstock::plan {
+namespace {
+
+cost::ModelProfile Profile(const std::string& name) {
+  const auto json = ReadJsonFile(FindConfig("models", "json", name).value());
+  const auto model = model::BuildModel(json.value(), name);
+  EXPECT_TRUE(model.ok()) << model.error().message;
+  return cost::BuildProfile(model->graph, name, model->config.family).value();
+}
+
+struct Question {
+  cost::ModelProfile model;
+  hw::System system;
+  Workload workload;
+
+  Question(const std::string& m, const std::string& s, const std::string& mode,
+           const std::vector<std::string>& sets = {})
+      : model(Profile(m)),
+        system(hw::ReadSystem(s).value()),
+        workload(ReadWorkload(mode, mode, sets).value()) {}
+
+  Context context() const { return {&model, &system, &workload}; }
+
+  SearchResult Find(int64_t devices, const std::string& fix = "", bool prune = true) const {
+    SearchOptions options;
+    options.devices = devices;
+    options.prune = prune;
+    options.fixed = ParseFixed(fix, model.decoder_layers()).value();
+    return Search(context(), options).value();
+  }
+
+  Verdict Answer(int64_t devices, const std::string& fix = "") const {
+    SearchOptions options;
+    options.devices = devices;
+    options.fixed = ParseFixed(fix, model.decoder_layers()).value();
+    return Judge(context(), options, Search(context(), options).value());
+  }
+};
+
+TEST(Search, PruningLosesNothing) {
+  const Question questions[] = {
+      Question("llama-3.1-8b", "dgx-h100", "training", {"global_batch=64"}),
+      Question("mixtral-8x7b", "dgx-a100-80gb", "training", {"global_batch=32"}),
+      Question("llama-3.1-70b", "dgx-a100-40gb", "inference"),
+      Question("mixtral-8x7b", "rtx-4090", "inference", {"precision=int8"}),
+  };
+  for (const Question& q : questions) {
+    const SearchResult fast = q.Find(16);
+    const SearchResult whole = q.Find(16, "", false);
+    ASSERT_EQ(fast.plans.empty(), whole.plans.empty()) << q.model.name;
+    if (!fast.plans.empty()) {
+      EXPECT_EQ(fast.plans[0].tokens_per_s, whole.plans[0].tokens_per_s) << q.model.name;
+      EXPECT_EQ(LayoutText(fast.plans[0].layout), LayoutText(whole.plans[0].layout));
+    }
+    EXPECT_LE(fast.evaluated, whole.evaluated);
+  }
+}
+
+TEST(Search, EveryLayerStandsInOneStageOfEveryPlan) {
+  const Question q("deepseek-v3", "dgx-h200", "training", {"global_batch=256"});
+  const SearchResult result = q.Find(256);
+  ASSERT_FALSE(result.plans.empty());
+  for (const Plan& plan : result.plans) {
+    EXPECT_EQ(std::accumulate(plan.layout.cut.begin(), plan.layout.cut.end(), 0), 63);
+    EXPECT_TRUE(plan.memory.fits());
+    EXPECT_LE(plan.layout.devices(), 256);
+  }
+}
+
+TEST(Search, NoPlanOfTheParetoSetIsDominated) {
+  const Question q("llama-3.1-70b", "dgx-h100", "inference");
+  const SearchResult result = q.Find(16);
+  ASSERT_GT(result.pareto.size(), 3u);
+  for (const Plan& a : result.pareto) {
+    for (const Plan& b : result.pareto) {
+      const bool better = a.tpot_s < b.tpot_s && a.tokens_per_s > b.tokens_per_s &&
+                          a.cost_per_million_tokens < b.cost_per_million_tokens &&
+                          a.memory.peak() < b.memory.peak();
+      EXPECT_FALSE(better);
+    }
+  }
+}
+
+TEST(Search, AFixedLayoutThatNeedsMoreDevicesSaysSo) {
+  const Question q("llama-3.1-8b", "dgx-h100", "inference");
+  const SearchResult result = q.Find(4, "tp=8,pp=1,dp=1");
+  EXPECT_TRUE(result.plans.empty());
+  ASSERT_FALSE(result.rejected.empty());
+  EXPECT_NE(result.rejected[0].why.find("8 devices of 4"), std::string::npos);
+}
+
+// The textbook: inside one scale-up domain whose memory holds model and KV, decode gains nothing.
+TEST(Verdict, InsideADomainThatHoldsTheModelDecodeGainsNothingFromStages) {
+  for (const char* model : {"llama-3.1-8b", "llama-3.1-70b", "qwen3-32b"}) {
+    const Question q(model, "dgx-h100", "inference");
+    const Verdict v = q.Answer(8);
+    EXPECT_FALSE(v.pipeline) << model << ": " << v.reason;
+    EXPECT_EQ(v.gain, 1.0);
+    EXPECT_NE(v.reason.find("Do not pipeline"), std::string::npos) << v.reason;
+  }
+}
+
+TEST(Verdict, AModelThatOutgrowsTheDomainGains) {
+  // 405B in bf16 (812 GB) over two nodes of 640 GB.
+  const Question q("llama-3.1-405b", "dgx-h100", "inference", {"sequences=256"});
+  const Verdict v = q.Answer(16);
+  EXPECT_TRUE(v.pipeline) << v.reason;
+  EXPECT_GT(v.gain.value_or(2), 1.02) << v.reason;
+}
+
+TEST(Verdict, LatencyNeverImprovesWithStages) {
+  const Question q("llama-3.1-8b", "dgx-h100", "inference", {"sequences=1"});
+  const double one = q.Find(1, "tp=1,pp=1").plans.at(0).tpot_s;
+  for (const int pp : {2, 4, 8}) {
+    const double more = q.Find(pp, fmt::format("tp=1,pp={},dp=1", pp)).plans.at(0).tpot_s;
+    EXPECT_GE(more, one * 0.999) << pp;
+  }
+}
+
+TEST(Verdict, TrainingGainsMoreThanServingSinceStatesShrinkToo) {
+  // Two nodes hold the 350 GB of weights for serving; training holds 18 bytes per parameter.
+  const Verdict serve = Question("gpt3-175b", "dgx-a100-80gb", "inference").Answer(128);
+  const Verdict train =
+      Question("gpt3-175b", "dgx-a100-80gb", "training", {"global_batch=512"}).Answer(128);
+  EXPECT_FALSE(serve.pipeline) << serve.reason;
+  EXPECT_TRUE(train.pipeline) << train.reason;
+  EXPECT_GT(train.gain.value_or(2), serve.gain.value_or(2) + 0.02);
+}
+
+TEST(Verdict, NamesTheConstantThatWouldTurnIt) {
+  const Question q("llama-3.1-70b", "dgx-h100", "inference");
+  SearchOptions options;
+  options.devices = 16;
+  const Verdict v = q.Answer(16);
+  ASSERT_FALSE(v.pipeline);
+  const auto memory =
+      std::find_if(v.sensitivity.begin(), v.sensitivity.end(),
+                   [](const Sensitivity& s) { return s.constant == "memory per device"; });
+  ASSERT_NE(memory, v.sensitivity.end());
+  EXPECT_LT(memory->flips_at, memory->value);
+  // At that value the search itself says so.
+  Question less = q;
+  less.system.device.memory_reserve_bytes *= memory->flips_at / memory->value;
+  less.system.device.memory_bytes = memory->flips_at * 0.99;
+  EXPECT_TRUE(less.Answer(16).pipeline);
+}
+
+TEST(Verdict, WhereNothingFitsTheNearestLayoutSaysWhatItLacks) {
+  const Question q("llama-3.1-70b", "dgx-h100", "inference");
+  const Verdict v = q.Answer(1);
+  EXPECT_FALSE(v.best.has_value());
+  EXPECT_NE(v.reason.find("Nothing fits"), std::string::npos);
+  EXPECT_NE(v.reason.find("more than the"), std::string::npos) << v.reason;
+}
+
+TEST(Verdict, TheReplicaRuleGivesItsPublishedPoints) {
+  EXPECT_NEAR(ReplicaRule(0.1, 2), 1.005, 0.001);
+  EXPECT_NEAR(ReplicaRule(0.5, 4), 1.27, 0.005);
+  EXPECT_NEAR(ReplicaRule(0.9, 4), 4.6, 0.05);
+}
+
+TEST(Memory, KvPerDeviceDoesNotFallWithStagesAtTheSameSequencesPerGroup) {
+  const Question q("llama-3.1-8b", "dgx-h100", "inference", {"sequences=8"});
+  const double one = q.Find(1, "tp=1,pp=1,dp=1").plans.at(0).memory.kv;
+  const Question four("llama-3.1-8b", "dgx-h100", "inference", {"sequences=32"});
+  const Plan staged = four.Find(4, "tp=1,pp=4,dp=1").plans.at(0);
+  EXPECT_EQ(staged.layout.micro_batch, 8);
+  // The fullest of four uneven stages: the cut gives the head's stage fewer layers.
+  EXPECT_NEAR(staged.memory.kv / one, 1, 0.15);
+  EXPECT_LT(staged.memory.weights, 0.32 * q.Find(1, "tp=1,pp=1").plans.at(0).memory.weights);
+}
+
+TEST(Memory, InFlightByClosedFormIsNotBelowTheSimulatedSchedule) {
+  for (const auto& [name, chunks] :
+       std::vector<std::pair<std::string, int64_t>>{{"gpipe", 1},
+                                                    {"1f1b", 1},
+                                                    {"interleaved-1f1b", 2},
+                                                    {"interleaved-1f1b", 3},
+                                                    {"zb-h1", 1},
+                                                    {"zb-h2", 1},
+                                                    {"zb-v", 2},
+                                                    {"dualpipe-v", 2}}) {
+    Layout layout;
+    layout.pp = 4;
+    layout.chunks = chunks;
+    layout.micro_batches = 16;
+    layout.schedule = name;
+    const auto schedule = ScheduleOf(layout);
+    ASSERT_TRUE(schedule.ok()) << schedule.error().message;
+    const cost::CostModel costs =
+        cost::MakeUniformCost({}, static_cast<int>(layout.stages()), static_cast<int>(chunks));
+    const auto result = sim::Simulate(schedule.value(), costs);
+    ASSERT_TRUE(result.ok()) << result.error().message;
+    for (int64_t r = 0; r < layout.pp; ++r) {
+      const double peak = result->ranks[static_cast<size_t>(r)].peak_activations;
+      EXPECT_GE(InFlight(layout, r), peak - 1.01) << name << " rank " << r;
+      EXPECT_LE(InFlight(layout, 0), result->ranks[0].peak_activations + 1.01) << name;
+    }
+  }
+}
+
+TEST(Training, ClosedFormsAreNearTheSimulator) {
+  const Question q("llama-3.1-8b", "dgx-h100", "training", {"global_batch=64"});
+  for (const auto& [name, chunks] : std::vector<std::pair<std::string, int64_t>>{
+           {"gpipe", 1}, {"1f1b", 1}, {"interleaved-1f1b", 2}, {"zb-h1", 1}}) {
+    Plan plan;
+    plan.layout.pp = 4;
+    plan.layout.tp = 2;
+    plan.layout.micro_batch = 1;
+    plan.layout.chunks = chunks;
+    plan.layout.schedule = name;
+    plan.layout.recompute = Recompute::kSelective;
+    TrainingPricer pricer(q.context());
+    pricer.Price(plan);
+    const double closed = plan.step_s;
+    ASSERT_TRUE(pricer.Simulate(plan).ok());
+    EXPECT_NEAR(closed / plan.step_s, 1, 0.04) << name;
+  }
+}
+
+TEST(Report, TheJsonHasTheKeysOfTheContract) {
+  const Question q("llama-3.1-8b", "dgx-h100", "inference");
+  SearchOptions options;
+  options.devices = 2;
+  Answer answer;
+  answer.search = Search(q.context(), options).value();
+  answer.verdict = Judge(q.context(), options, answer.search);
+  const Json j = AnswerJson(q.context(), answer, 5);
+  for (const char* key : {"verdict", "plans", "rejected", "evaluated", "seconds_s"}) {
+    EXPECT_TRUE(j.contains(key)) << key;
+  }
+  for (const char* key :
+       {"pipeline", "gain", "reason", "bound_by", "best", "best_without_pipelining"}) {
+    EXPECT_TRUE(j["verdict"].contains(key)) << key;
+  }
+  for (const char* key : {"dp",
+                          "tp",
+                          "pp",
+                          "ep",
+                          "cp",
+                          "chunks",
+                          "layers_per_stage",
+                          "micro_batch",
+                          "micro_batches",
+                          "schedule",
+                          "recompute",
+                          "precision",
+                          "devices",
+                          "memory",
+                          "step_s",
+                          "compute_s",
+                          "memory_s",
+                          "communication_s",
+                          "bubble_s",
+                          "bubble_ratio",
+                          "mfu",
+                          "ttft_s",
+                          "tpot_s",
+                          "tokens_per_s",
+                          "tokens_per_s_per_device",
+                          "cost_per_million_tokens",
+                          "bound_by"}) {
+    EXPECT_TRUE(j["plans"][0].contains(key)) << key;
+  }
+}
+
+}  // namespace
+}  // namespace penstock::plan
