@@ -21,8 +21,8 @@ namespace HWY_NAMESPACE {
 #include "kernels/cpu/math_inl.h"
 
 // Registers: 32 with 512 bits, 16 otherwise.
-inline constexpr int kScoreQueries = HWY_TARGET == HWY_AVX3 ? 8 : 4;
-inline constexpr int kValueQueries = HWY_TARGET == HWY_AVX3 ? 4 : 2;
+inline constexpr int kScoreQueries = HWY_TARGET == HWY_AVX3 ? 12 : 4;
+inline constexpr int kValueQueries = HWY_TARGET == HWY_AVX3 ? 6 : 2;
 inline constexpr int kScoreVectors = 2;
 inline constexpr int kValueVectors = 4;
 
@@ -162,62 +162,92 @@ struct KeyRange {
   int64_t end = 0;
 };
 
-struct QueryState {
-  float most;  // running maximum
-  float sum;   // running sum of weights
+// Everything of one item that the block loop needs. Arrays are padded to whole vectors.
+struct Tile {
+  int64_t queries;
+  float* q;       // [queries][head_dim], scaled
+  float* acc;     // [queries][padded value_dim]
+  float* scores;  // [queries][kMaxBlockTokens]: scores, then weights
+  int64_t position[kTileQueries];
+  HWY_ALIGN float most[kTileQueries];     // running maximum of the scores
+  HWY_ALIGN float shift[kTileQueries];    // what is subtracted from this block's scores
+  HWY_ALIGN float rescale[kTileQueries];  // what the former result is multiplied with
+  HWY_ALIGN float sum[kTileQueries];      // running sum of the weights
 };
 
-// Turns the scores of one query in one block into weights e^(score - maximum); returns what the
-// former result is to be multiplied with.
-HWY_INLINE float BlockSoftmax(float* scores, int64_t tokens, KeyRange keys, float soft_cap,
-                              QueryState& state) {
+// Caps and masks the scores of one query and returns the larger of `most` and their maximum.
+HWY_INLINE float BlockMaximum(float* scores, int64_t tokens, KeyRange keys, float soft_cap,
+                              float most) {
   const DF d;
   const DI di;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const VF lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
   const auto first = hn::Set(di, static_cast<int32_t>(keys.begin));
   const auto end = hn::Set(di, static_cast<int32_t>(keys.end));
-  VF most = hn::Set(d, state.most);
+  const bool whole = keys.begin == 0 && keys.end == tokens && soft_cap <= 0;
+  VF all = hn::Set(d, most);
   for (int64_t t = 0; t < tokens; t += lanes) {
     VF s = hn::LoadU(d, scores + t);
-    if (soft_cap > 0) {
-      const VF cap = hn::Set(d, soft_cap);
-      s = hn::Mul(cap, hn::Tanh(d, hn::Div(s, cap)));
+    if (!whole) {
+      if (soft_cap > 0) {
+        const VF cap = hn::Set(d, soft_cap);
+        s = hn::Mul(cap, hn::Tanh(d, hn::Div(s, cap)));
+      }
+      const auto token = hn::Iota(di, static_cast<int32_t>(t));
+      const auto inside = hn::AndNot(hn::Lt(token, first), hn::Lt(token, end));
+      s = hn::IfThenElse(hn::RebindMask(d, inside), s, lowest);
+      hn::StoreU(s, d, scores + t);
     }
-    const auto token = hn::Iota(di, static_cast<int32_t>(t));
-    const auto inside = hn::AndNot(hn::Lt(token, first), hn::Lt(token, end));
-    s = hn::IfThenElse(hn::RebindMask(d, inside), s, lowest);
-    most = hn::Max(most, s);
-    hn::StoreU(s, d, scores + t);
+    all = hn::Max(all, s);
   }
-  const float new_most = hn::GetLane(hn::MaxOfLanes(d, most));
-  // While everything was masked the maximum is -infinity; any finite number does instead.
-  const float shift = new_most == -std::numeric_limits<float>::infinity() ? 0.0F : new_most;
+  return hn::GetLane(hn::MaxOfLanes(d, all));
+}
+
+// Turns the scores of one query into weights e^(score - shift) and returns their sum.
+HWY_INLINE float BlockWeights(float* scores, int64_t tokens, float shift) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const VF shifts = hn::Set(d, shift);
   VF sum = hn::Zero(d);
   for (int64_t t = 0; t < tokens; t += lanes) {
-    const VF weight = Exp(d, hn::Sub(hn::LoadU(d, scores + t), shifts));
+    const VF weight = ExpNonPositive(d, hn::Sub(hn::LoadU(d, scores + t), shifts));
     sum = hn::Add(sum, weight);
     hn::StoreU(weight, d, scores + t);
   }
-  const float rescale = hn::GetLane(Exp(d, hn::Sub(hn::Set(d, state.most), shifts)));
-  state.sum = state.sum * rescale + hn::GetLane(hn::SumOfLanes(d, sum));
-  state.most = new_most;
-  return rescale;
+  return hn::GetLane(hn::SumOfLanes(d, sum));
 }
 
-// Everything of one item that the block loop needs.
-struct Tile {
-  int64_t queries;
-  float* q;    // [queries][head_dim], scaled
-  float* acc;  // [queries][padded value_dim]
-  QueryState state[kTileQueries];
-  int64_t position[kTileQueries];
-};
+// One step of the online softmax for all queries of a tile.
+HWY_INLINE void BlockSoftmax(Tile& tile, int64_t tokens, const KeyRange* ranges, float soft_cap) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  HWY_ALIGN float most[kTileQueries];
+  for (int64_t m = 0; m < tile.queries; ++m) {
+    most[m] =
+        BlockMaximum(tile.scores + m * kMaxBlockTokens, tokens, ranges[m], soft_cap, tile.most[m]);
+  }
+  for (int64_t m = tile.queries; m < kTileQueries; ++m) {
+    most[m] = tile.most[m];
+  }
+  const VF lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  for (int64_t m = 0; m < tile.queries; m += lanes) {
+    const VF now = hn::Load(d, most + m);
+    // While everything was masked the maximum is -infinity; zero does instead.
+    const VF shift = hn::IfThenZeroElse(hn::Eq(now, lowest), now);
+    const VF rescale = ExpNonPositive(d, hn::Sub(hn::Load(d, tile.most + m), shift));
+    hn::Store(now, d, tile.most + m);
+    hn::Store(shift, d, tile.shift + m);
+    hn::Store(rescale, d, tile.rescale + m);
+  }
+  for (int64_t m = 0; m < tile.queries; ++m) {
+    const float sum = BlockWeights(tile.scores + m * kMaxBlockTokens, tokens, tile.shift[m]);
+    tile.sum[m] = tile.sum[m] * tile.rescale[m] + sum;
+  }
+}
 
 template <class T>
 void AttendBlock(CpuKvCache& cache, const AttentionParams& params, int64_t kv_head, int64_t block,
-                 int64_t first_position, Tile& tile, float* scores) {
+                 int64_t first_position, Tile& tile) {
   const int64_t tokens = cache.padded_tokens();
   const T* keys = reinterpret_cast<const T*>(cache.Page(block, kv_head));
   const T* values = keys + cache.value_offset();
@@ -240,20 +270,16 @@ void AttendBlock(CpuKvCache& cache, const AttentionParams& params, int64_t kv_he
   const auto lanes = static_cast<int64_t>(hn::Lanes(DF()));
   const int64_t score_begin = all.begin / lanes * lanes;
   const int64_t score_end = (all.end + lanes - 1) / lanes * lanes;
-  float rescale[kTileQueries];
   for (int64_t m = 0; m < tile.queries; m += kScoreQueries) {
     const int64_t n = std::min<int64_t>(kScoreQueries, tile.queries - m);
     ScoreQueries<T, kScoreQueries>(n, tile.q + m * params.head_dim, params.head_dim, keys, tokens,
                                    params.head_dim, score_begin, score_end,
-                                   scores + m * kMaxBlockTokens);
+                                   tile.scores + m * kMaxBlockTokens);
   }
-  for (int64_t m = 0; m < tile.queries; ++m) {
-    rescale[m] = BlockSoftmax(scores + m * kMaxBlockTokens, tokens, ranges[m], params.soft_cap,
-                              tile.state[m]);
-  }
+  BlockSoftmax(tile, tokens, ranges, params.soft_cap);
   for (int64_t m = 0; m < tile.queries; m += kValueQueries) {
     const int64_t n = std::min<int64_t>(kValueQueries, tile.queries - m);
-    ValueQueries<T, kValueQueries>(n, scores + m * kMaxBlockTokens, rescale + m, values,
+    ValueQueries<T, kValueQueries>(n, tile.scores + m * kMaxBlockTokens, tile.rescale + m, values,
                                    cache.padded_value_dim(), all.begin, all.end,
                                    tile.acc + m * cache.padded_value_dim());
   }
@@ -269,7 +295,9 @@ void AttendTyped(CpuKvCache& cache, const AttentionParams& params, const Attenti
   tile.queries = item.rows * item.heads;
   tile.q = scratch;
   tile.acc = scratch + kTileQueries * params.head_dim;
-  float* scores = tile.acc + kTileQueries * value_stride;
+  tile.scores = tile.acc + kTileQueries * value_stride;
+  std::fill_n(tile.most, kTileQueries, -std::numeric_limits<float>::infinity());
+  std::fill_n(tile.sum, kTileQueries, 0.0F);
   for (int64_t m = 0; m < tile.queries; ++m) {
     const int64_t row = item.row_begin + m / item.heads;
     const int64_t head = item.head + m % item.heads;
@@ -278,11 +306,10 @@ void AttendTyped(CpuKvCache& cache, const AttentionParams& params, const Attenti
       tile.q[m * params.head_dim + i] = in[i] * params.scale;
     }
     tile.position[m] = sequence.first_position + row;
-    tile.state[m] = {-std::numeric_limits<float>::infinity(), 0.0F};
   }
   std::fill(tile.acc, tile.acc + tile.queries * value_stride, 0.0F);
   // Scores outside the computed range are masked, but must be numbers that can be loaded.
-  std::fill(scores, scores + tile.queries * kMaxBlockTokens, 0.0F);
+  std::fill_n(tile.scores, tile.queries * kMaxBlockTokens, 0.0F);
 
   const int64_t block_tokens = cache.spec().block_tokens;
   const int64_t first_key =
@@ -291,7 +318,7 @@ void AttendTyped(CpuKvCache& cache, const AttentionParams& params, const Attenti
   for (int64_t b = first_key / block_tokens; b <= last_block; ++b) {
     const int32_t block = sequence.blocks[static_cast<size_t>(b)];
     PENSTOCK_CHECK(block >= 0 && block < cache.spec().blocks, "a block that is read exists");
-    AttendBlock<T>(cache, params, item.kv_head, block, b * block_tokens, tile, scores);
+    AttendBlock<T>(cache, params, item.kv_head, block, b * block_tokens, tile);
   }
 
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -299,7 +326,7 @@ void AttendTyped(CpuKvCache& cache, const AttentionParams& params, const Attenti
     const int64_t row = item.row_begin + m / item.heads;
     const int64_t head = item.head + m % item.heads;
     float* to = out.Row<float>(sequence.first_row + row).data() + head * params.value_dim;
-    const VF sum = hn::Set(d, tile.state[m].sum);
+    const VF sum = hn::Set(d, tile.sum[m]);
     for (int64_t c = 0; c < params.value_dim; c += lanes) {
       const auto n = static_cast<size_t>(std::min(lanes, params.value_dim - c));
       hn::BlendedStore(hn::Div(hn::LoadU(d, tile.acc + m * value_stride + c), sum),

@@ -34,6 +34,29 @@ HWY_INLINE VF Exp(DF d, VF x) {
   return hn::IfThenElse(hn::Eq(x, x), result, x);
 }
 
+// e^x within 2 units for x <= 0 (infinity too), exactly 1 at 0, 0 below -87; NaN stays. Cheaper
+// than Exp: rounding by a large constant leaves n in the low bits, and 2^n is added to the
+// exponent.
+HWY_INLINE VF ExpNonPositive(DF d, VF x) {
+  const DI di;
+  const VF large = hn::Set(d, 12582912.0F);  // 1.5 * 2^23
+  const VF shifted = hn::MulAdd(x, hn::Set(d, 1.44269504F), large);
+  const VF n = hn::Sub(shifted, large);
+  VF r = hn::NegMulAdd(n, hn::Set(d, 0.693359375F), x);
+  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4F), r);
+  VF p = hn::Set(d, 1.0F / 5040.0F);
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 720.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 120.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 24.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 6.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.5F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+  const auto exponent = hn::ShiftLeft<23>(hn::BitCast(di, shifted));
+  const VF result = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0F)), result);
+}
+
 HWY_INLINE VF Sigmoid(DF d, VF x) {
   const VF one = hn::Set(d, 1.0F);
   return hn::Div(one, hn::Add(one, Exp(d, hn::Neg(x))));
