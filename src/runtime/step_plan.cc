@@ -5,6 +5,8 @@
 namespace penstock::runtime {
 namespace {
 
+constexpr int64_t kMaxPosition = int64_t{1} << 40;
+
 bool GetSlice(ByteReader& reader, const PlanLimits& limits, SequenceSlice& slice) {
   uint8_t long_rope = 0;
   uint8_t select = 0;
@@ -13,7 +15,8 @@ bool GetSlice(ByteReader& reader, const PlanLimits& limits, SequenceSlice& slice
       !reader.GetAll(slice.tokens, static_cast<uint64_t>(limits.max_rows)) || !reader.Get(pools)) {
     return false;
   }
-  if (select > static_cast<uint8_t>(Select::kAll) || pools != static_cast<uint32_t>(limits.pools) || slice.first_position < 0) {
+  if (select > static_cast<uint8_t>(Select::kAll) || pools != static_cast<uint32_t>(limits.pools) || slice.tokens.empty() ||
+      slice.first_position < 0 || slice.first_position > kMaxPosition) {
     return false;
   }
   slice.long_rope = long_rope != 0;

@@ -58,7 +58,7 @@ int64_t MaxPlanBytes(const PlanLimits& limits);
 
 std::vector<std::byte> EncodePlan(const StepPlan& plan);
 
-// Errors: kCorruptData (truncated, counts beyond the limits, bytes left over).
+// Errors: kCorruptData (truncated, counts beyond the limits, a slice without rows, bytes left over).
 Result<StepPlan> DecodePlan(std::span<const std::byte> bytes, const PlanLimits& limits);
 
 }  // namespace penstock::runtime

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the committed starting points of the fuzz targets gguf and safetensors (Python's standard library only)."""
+"""Writes the committed starting points of the fuzz targets (Python's standard library only)."""
 
 import json
 import pathlib
@@ -133,8 +133,43 @@ def safetensors_corpus():
     yield "packed", safetensors({"a": entry("F4", [3, 2], 0, 3), "b": entry("F6_E2M3", [4], 3, 6)}, b"123456")
 
 
-for target, corpus in (("gguf", gguf_corpus()), ("safetensors", safetensors_corpus())):
-    folder = HERE / target
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in corpus:
-        (folder / name).write_bytes(content)
+def message_header(kind, dtype, source, target, edge, micro_batch, step, rows, columns):
+    return b"h" + struct.pack("<4sHBBiiiiqqqq8x", b"PSTK", 1, kind, dtype, source, target, edge, micro_batch, step, rows, columns, 7)
+
+
+def counted(kind, values):
+    return struct.pack(f"<I{len(values)}{kind}", len(values), *values)
+
+
+def step_plan(kind, step, slices, note=b""):
+    """`slices`: (sequence, long rope, select, first position, tokens, block tables)."""
+    out = struct.pack("<BqiI", kind, step, step % 2, len(slices))
+    for sequence, rope, select, position, tokens, tables in slices:
+        out += struct.pack("<iBBq", sequence, rope, select, position) + counted("i", tokens)
+        out += struct.pack("<I", len(tables)) + b"".join(counted("i", table) for table in tables)
+    return b"p" + out + counted("B", note)
+
+
+def message_corpus():
+    yield "header-forward", message_header(0, 0, 0, 1, 0, 3, 12, 5, 576)
+    yield "header-plan", message_header(2, 5, 0, 2, 0, 0, 0, 230, 1)
+    yield "header-empty", message_header(4, 5, 2, 0, 1, 0, 0, 0, 0)
+    yield "plan-prefill", step_plan(0, 4, [(0, 0, 1, 0, [1, 2, 3], [[0], [1]]), (1, 1, 2, 40, [4, 5], [[2, 3], [-1, 4]])], b"note")
+    yield "plan-decode", step_plan(0, 5, [(7, 0, 1, 33, [9], [[5, 6], [6, 5]])])
+    yield "plan-stop", step_plan(2, 9, [])
+    params = struct.pack("<fifffff4xQi4x", 0.7, 40, 0.9, 0.0, 1.1, 0.0, 0.0, 42, -1)
+    yield "note", b"n" + struct.pack("<Ii", 1, 3) + params + counted("i", [1, 2]) + counted("i", [5, -1])
+    yield "result", b"r" + struct.pack("<Iiqif", 1, 3, 17, 42, -0.5) + struct.pack("<Iif", 1, 42, -0.5) + counted("f", [0.5, 1.5])
+
+
+def main():
+    for name, corpus in sorted(globals().items()):
+        if not name.endswith("_corpus"):
+            continue
+        folder = HERE / name.removesuffix("_corpus")
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, content in corpus():
+            (folder / file).write_bytes(content)
+
+
+main()
