@@ -15,6 +15,7 @@
 #include "cli/sampling_flags.h"
 #include "cli/text_model.h"
 #include "cli/verbs.h"
+#include "trace/chrome.h"
 
 namespace penstock::cli {
 namespace {
@@ -189,6 +190,9 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
     PrintOutputs(flags, outputs, tokenizer.has_value());
   }
   PENSTOCK_TRY_ASSIGN(const serve::RunReport report, engine->Stop());
+  if (!flags.trace_file.empty()) {
+    PENSTOCK_TRY(trace::WriteChromeTraceFile(TimelineOf(report, "run"), flags.trace_file));
+  }
   if (flags.model.common.json) {
     PrintJsonReport(flags, *engine, report, rates, outputs);
   } else {
@@ -213,6 +217,7 @@ void AddRun(CLI::App& app, int& status) {
   verb->add_flag("--ignore-eos", flags->ignore_eos, "Go on after an end token");
   verb->add_option("--system", flags->system, "A system message; -p is then a user's message")->type_name("TEXT");
   verb->add_option("--template", flags->template_name, "The chat template's name, instead of the model's own")->type_name("NAME");
+  verb->add_option("--trace", flags->trace_file, "Write what ran as a Chrome/Perfetto trace")->type_name("FILE");
   verb->footer(
       "Example: penstock run -m model.gguf -p \"The river\" -n 64 --stages 2\n"
       "One process per stage: mpirun --oversubscribe --bind-to none -n 3 penstock run -m model.gguf -p \"The river\"");
