@@ -51,7 +51,7 @@ Result<> Run(const Flags& flags) {
   options.period = flags.objective == "period";
   options.evaluations = flags.evaluations;
   options.seed = flags.seed;
-  PENSTOCK_TRY_ASSIGN(options.activation_limit, ParseLimits(flags.limit));
+  PENSTOCK_TRY_ASSIGN(options.activation_limit, LoadLimit(flags.limit, costs, options.ranks));
   PENSTOCK_TRY_ASSIGN(const sim::Optimized best, sim::Optimize(costs, options));
   PENSTOCK_TRY(schedule::Prove(best.schedule));
   if (!flags.output.empty())
@@ -90,8 +90,8 @@ void AddOptimize(CLI::App& app, int& status) {
   AddCostFlags(*verb, flags->cost);
   AddPictureFlags(*verb, flags->picture);
   verb->add_option("--activation-limit", flags->limit,
-                   "Most saved activations, in micro-batches of one rank's share: one number, or "
-                   "one per rank");
+                   "Most saved activations, one number or one per rank: in micro-batches of one "
+                   "rank's share, in bytes where --costs gives activation_bytes");
   verb->add_option("--objective", flags->objective,
                    "makespan: one step alone; period: per step back to back without a barrier")
       ->check(CLI::IsMember({"makespan", "period"}))

@@ -117,15 +117,26 @@ void AddTransportFlags(CLI::App& verb, TransportFlags& flags) {
       ->capture_default_str();
 }
 
-Result<std::vector<double>> ParseLimits(const std::string& text) {
+Result<sim::ActivationLimit> LoadLimit(const std::string& text, const cost::CostSource& costs,
+                                       int ranks) {
+  bool in_bytes = false;
   std::vector<double> limits;
-  size_t at = 0;
-  while (!text.empty() && at <= text.size()) {
+  if (costs.file) {
+    for (const cost::StageCost& stage : costs.file->model.stages)
+      in_bytes = in_bytes || stage.activation_bytes > 0;
+    for (const int64_t bytes : costs.file->model.memory_bytes)
+      limits.push_back(static_cast<double>(bytes));
+    if (!in_bytes)
+      limits.clear();
+  }
+  if (!text.empty())
+    limits.clear();
+  for (size_t at = 0; !text.empty() && at <= text.size();) {
     const size_t comma = std::min(text.find(',', at), text.size());
     double limit = 0;
     const char* end = text.data() + comma;
     const auto [stop, error] = std::from_chars(text.data() + at, end, limit);
-    if (error != std::errc() || stop != end || !(limit > 0) || limit > 1e15) {
+    if (error != std::errc() || stop != end || !(limit > 0) || limit > 1e18) {
       return MakeError(ErrorCode::kInvalidArgument,
                        "[cli.schedule] --activation-limit: got '{}', wanted a number above 0, or "
                        "one per rank separated by commas",
@@ -134,7 +145,7 @@ Result<std::vector<double>> ParseLimits(const std::string& text) {
     limits.push_back(limit);
     at = comma + 1;
   }
-  return limits;
+  return sim::ActivationLimit::Make(std::move(limits), ranks, in_bytes);
 }
 
 Json SimJson(const Schedule& schedule, const sim::SimResult& result) {

@@ -13,6 +13,7 @@
 #include "cost/cost_model.h"
 #include "schedule/schedule.h"
 #include "schedule/transport.h"
+#include "sim/limit.h"
 #include "sim/simulate.h"
 
 namespace penstock::cli {
@@ -52,8 +53,11 @@ struct TransportFlags {
 
 void AddTransportFlags(CLI::App& verb, TransportFlags& flags);
 
-// "8", "8,7.5,6": the numbers of --activation-limit. Errors: kInvalidArgument.
-Result<std::vector<double>> ParseLimits(const std::string& text);
+// --activation-limit: "8" or "8,7.5,6,5", in micro-batches of one rank's share; in bytes where a
+// costs file gives activation_bytes. Without the flag the costs file's memory_bytes. Errors:
+// kInvalidArgument.
+Result<sim::ActivationLimit> LoadLimit(const std::string& text, const cost::CostSource& costs,
+                                       int ranks);
 
 // The JSON object of `penstock sim`, without the parts that a verb adds.
 Json SimJson(const schedule::Schedule& schedule, const sim::SimResult& result);

@@ -45,7 +45,8 @@ struct Flags {
   bool critical_path = false;
 };
 
-std::string TableText(const sim::ScheduleTable& table, bool with_limit) {
+std::string TableText(const sim::ScheduleTable& table, const sim::ActivationLimit& limit) {
+  const bool with_limit = !limit.none();
   std::string out = fmt::format("{:<18}{:>3}{:>12}{:>8}{:>7}{:>12}{:>12}{:>9}{:>10}{:>12}{}\n",
                                 "schedule", "v", "one step", "gap", "idle", "back to", "W placed",
                                 "most", "messages", "weights", with_limit ? "  fits" : "");
@@ -53,15 +54,17 @@ std::string TableText(const sim::ScheduleTable& table, bool with_limit) {
                      "", "held");
   for (const sim::ScheduleRow& row : table.rows) {
     const bool placed = row.placed_period_s < row.result.period_s * (1 - 1e-9);
-    out += fmt::format("{:<18}{:>3}{:>12}{:>6.1f} %{:>5.1f} %{:>12}{:>12}{:>9.4g}{:>10}{:>12}{}\n",
-                       row.name, row.chunks, FormatSeconds(row.result.makespan_s), 100 * row.gap(),
-                       100 * row.result.bubble_ratio, FormatSeconds(row.result.period_s),
-                       placed ? FormatSeconds(row.placed_period_s) : "", row.worst_peak,
-                       row.result.messages,
-                       row.forward_only         ? "forward"
-                       : row.weight_copies == 1 ? ""
-                                                : "twice",
-                       with_limit ? row.fits ? "  yes" : "  no" : "");
+    out += fmt::format(
+        "{:<18}{:>3}{:>12}{:>6.1f} %{:>5.1f} %{:>12}{:>12}{:>9}{:>10}{:>12}{}\n", row.name,
+        row.chunks, FormatSeconds(row.result.makespan_s), 100 * row.gap(),
+        100 * row.result.bubble_ratio, FormatSeconds(row.result.period_s),
+        placed ? FormatSeconds(row.placed_period_s) : "",
+        limit.in_bytes() ? FormatBytes(row.worst_peak) : fmt::format("{:.4g}", row.worst_peak),
+        row.result.messages,
+        row.forward_only         ? "forward"
+        : row.weight_copies == 1 ? ""
+                                 : "twice",
+        with_limit ? row.fits ? "  yes" : "  no" : "");
   }
   for (const sim::SkippedSchedule& skipped : table.skipped)
     out += fmt::format("{:<18}left out: {}\n", skipped.name, skipped.why);
@@ -101,12 +104,12 @@ Result<> RunAll(const Flags& flags) {
   options.micro_batches = *flags.schedule.micro_batches;
   options.chunks = flags.schedule.chunks.value_or(0);
   options.barrier = flags.barrier;
-  PENSTOCK_TRY_ASSIGN(options.activation_limit, ParseLimits(flags.limit));
+  PENSTOCK_TRY_ASSIGN(options.activation_limit, LoadLimit(flags.limit, costs, options.ranks));
   PENSTOCK_TRY_ASSIGN(const sim::ScheduleTable table, sim::CompareSchedules(costs, options));
   if (flags.common.json) {
     PrintJson(TableJson(table, options.ranks, options.micro_batches));
   } else {
-    fmt::print("{}", TableText(table, !options.activation_limit.empty()));
+    fmt::print("{}", TableText(table, options.activation_limit));
   }
   return {};
 }
@@ -130,12 +133,12 @@ Result<> RunOne(const Flags& flags) {
   PENSTOCK_TRY_ASSIGN(const cost::CostSource source, LoadCosts(flags.cost));
   PENSTOCK_TRY_ASSIGN(const cost::CostModel costs, source.For(schedule));
   sim::SimOptions options;
-  PENSTOCK_TRY_ASSIGN(options.activation_limit, ParseLimits(flags.limit));
-  PENSTOCK_TRY_ASSIGN(options.activation_limit,
-                      sim::LimitPerRank(options.activation_limit, schedule.num_ranks()));
+  PENSTOCK_TRY_ASSIGN(const sim::ActivationLimit limit,
+                      LoadLimit(flags.limit, source, schedule.num_ranks()));
+  options.activation_limit = limit.ExactShares();
   if (flags.place_weights) {
     PENSTOCK_TRY_ASSIGN(sim::PlacementOfWeights placed,
-                        sim::PlaceWeights(schedule, costs, options.activation_limit));
+                        sim::PlaceWeights(schedule, costs, limit.SafeShares(schedule, costs)));
     schedule = std::move(placed.schedule);
   }
   if (flags.lowered && !schedule.lowered) {
@@ -158,8 +161,8 @@ Result<> RunOne(const Flags& flags) {
   if (flags.common.json) {
     Json json = SimJson(schedule, result);
     json["steps"] = Json{{"count", flags.steps}, {"end_s", result.step_end_s}};
-    if (!options.activation_limit.empty())
-      json["fits"] = sim::FitsLimit(result, options.activation_limit);
+    if (!limit.none())
+      json["fits"] = limit.Allows(result);
     if (flags.critical_path)
       json["critical_path"] = trace::CriticalPathJson(*result.timeline, path);
     if (schedule.lowered) {
@@ -170,6 +173,8 @@ Result<> RunOne(const Flags& flags) {
     return {};
   }
   fmt::print("{}", SimText(schedule, result));
+  if (!limit.none() && !limit.Allows(result))
+    fmt::print("\nabove the activation limit\n");
   if (flags.steps > 1)
     fmt::print("\n{} steps end after {}\n", flags.steps, FormatSeconds(result.step_end_s.back()));
   if (schedule.lowered && !schedule.edges.empty()) {
@@ -202,8 +207,8 @@ void AddSim(CLI::App& app, int& status) {
   verb->add_flag("--barrier", flags->barrier, "All ranks start each step together");
   verb->add_flag("--all", flags->all, "One row per generator, and which one to take");
   verb->add_option("--activation-limit", flags->limit,
-                   "Most saved activations, in micro-batches of one rank's share: one number, or "
-                   "one per rank");
+                   "Most saved activations, one number or one per rank: in micro-batches of one "
+                   "rank's share, in bytes where --costs gives activation_bytes");
   verb->add_flag("--lowered", flags->lowered, "Add SEND and RECV first");
   verb->add_flag("--place-weights", flags->place_weights,
                  "Move each W to where these costs want it");

@@ -5,8 +5,11 @@
 #include <memory>
 #include <string>
 
+#include "base/file.h"
 #include "cli/verb.h"
 #include "cli/verbs.h"
+#include "cost/cost_model.h"
+#include "sim/costs_from_trace.h"
 #include "trace/chrome.h"
 #include "trace/compare.h"
 #include "trace/critical_path.h"
@@ -72,6 +75,45 @@ Result<> Show(const ShowFlags& flags) {
   return {};
 }
 
+struct CostsFlags {
+  CommonFlags common;
+  std::string file;
+  std::string output;
+};
+
+Result<> Costs(const CostsFlags& flags) {
+  PENSTOCK_TRY_ASSIGN(const trace::Timeline timeline, trace::ReadChromeTraceFile(flags.file));
+  PENSTOCK_TRY_ASSIGN(const cost::CostModel costs, sim::CostsFromTimeline(timeline));
+  const std::string text = cost::FormatCostFile(costs, "Measured: " + timeline.name);
+  if (!flags.output.empty())
+    PENSTOCK_TRY(WriteFileAtomically(flags.output, text));
+  if (flags.common.json) {
+    Json stages = Json::array();
+    for (const cost::StageCost& stage : costs.stages) {
+      stages.push_back(Json{{"f_s", stage.f_s},
+                            {"i_s", stage.i_s},
+                            {"w_s", stage.w_s},
+                            {"activation_bytes", stage.activation_bytes}});
+    }
+    PrintJson(Json{{"stages", std::move(stages)}, {"latency_s", costs.link.latency_s}});
+  } else if (flags.output.empty()) {
+    fmt::print("{}", text);
+  }
+  return {};
+}
+
+void AddCosts(CLI::App& trace, int& status) {
+  CLI::App* verb = trace.add_subcommand("costs", "A costs file from what a run measured");
+  auto flags = std::make_shared<CostsFlags>();
+  AddCommonFlags(*verb, flags->common);
+  verb->add_option("file", flags->file, "Trace of a run")->required();
+  verb->add_option("-o,--output", flags->output, "Write to this file");
+  verb->callback([flags, verb, &status] {
+    const Result<> result = Costs(*flags);
+    status = result.ok() ? 0 : Fail(*verb, result.error());
+  });
+}
+
 void AddDiff(CLI::App& trace, int& status) {
   CLI::App* verb = trace.add_subcommand("diff", "Foretold beside measured, action by action");
   auto flags = std::make_shared<DiffFlags>();
@@ -108,9 +150,11 @@ void AddTrace(CLI::App& app, int& status) {
   verb->footer(
       "Example:\n"
       "  penstock sim forward -p 2 -m 4 --costs costs.toml --trace planned.json\n"
-      "  penstock trace diff planned.json measured.json");
+      "  penstock trace diff planned.json measured.json\n"
+      "  penstock trace costs measured.json -o costs.toml");
   AddDiff(*verb, status);
   AddShow(*verb, status);
+  AddCosts(*verb, status);
 }
 
 }  // namespace penstock::cli

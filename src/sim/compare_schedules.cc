@@ -16,8 +16,8 @@ namespace {
 constexpr double kEqual = 0.005;
 
 Result<ScheduleRow> MakeRow(const schedule::GeneratorInfo& info, const schedule::Schedule& schedule,
-                            const cost::CostModel& model, const CompareOptions& options,
-                            const std::vector<double>& limit) {
+                            const cost::CostModel& model, const CompareOptions& options) {
+  const ActivationLimit& limit = options.activation_limit;
   ScheduleRow row;
   row.name = info.name;
   row.chunks = schedule.chunks();
@@ -25,12 +25,14 @@ Result<ScheduleRow> MakeRow(const schedule::GeneratorInfo& info, const schedule:
   row.forward_only = schedule.forward_only;
   SimOptions sim_options;
   sim_options.barrier = options.barrier;
-  sim_options.activation_limit = limit;
+  sim_options.activation_limit = limit.ExactShares();
   PENSTOCK_TRY_ASSIGN(row.result, Simulate(schedule, model, sim_options));
   for (const RankResult& rank : row.result.ranks)
-    row.worst_peak = std::max(row.worst_peak, rank.peak_activations);
-  row.fits = FitsLimit(row.result, limit);
-  if (!row.fits && !limit.empty()) {
+    row.worst_peak =
+        std::max(row.worst_peak, limit.in_bytes() ? static_cast<double>(rank.peak_activation_bytes)
+                                                  : rank.peak_activations);
+  row.fits = limit.Allows(row.result);
+  if (!row.fits) {
     // The bounds under a limit are not those of a schedule that does not keep to it.
     sim_options.activation_limit.clear();
     PENSTOCK_TRY_ASSIGN(row.result, Simulate(schedule, model, sim_options));
@@ -51,8 +53,6 @@ Result<ScheduleRow> MakeRow(const schedule::GeneratorInfo& info, const schedule:
 Result<ScheduleTable> CompareSchedules(const cost::CostSource& costs,
                                        const CompareOptions& options) {
   ScheduleTable table;
-  PENSTOCK_TRY_ASSIGN(const std::vector<double> limit,
-                      LimitPerRank(options.activation_limit, options.ranks));
   for (const schedule::GeneratorInfo& info : schedule::Generators()) {
     const int chunks = info.any_chunks ? options.chunks : 0;
     auto made = schedule::Generate(info.name, {options.ranks, options.micro_batches, chunks, 0});
@@ -65,7 +65,7 @@ Result<ScheduleTable> CompareSchedules(const cost::CostSource& costs,
       table.skipped.push_back({std::string(info.name), model.error().message});
       continue;
     }
-    auto row = MakeRow(info, made.value(), model.value(), options, limit);
+    auto row = MakeRow(info, made.value(), model.value(), options);
     if (!row.ok())
       return std::move(row).error();
     table.rows.push_back(std::move(row).value());
@@ -77,6 +77,14 @@ Result<ScheduleTable> CompareSchedules(const cost::CostSource& costs,
   table.advice = Advise(table.rows, options);
   return table;
 }
+
+namespace {
+
+std::string Amount(double amount, const CompareOptions& options) {
+  return options.activation_limit.in_bytes() ? FormatBytes(amount) : fmt::format("{:.4g}", amount);
+}
+
+}  // namespace
 
 std::string Advise(const std::vector<ScheduleRow>& rows, const CompareOptions& options) {
   const ScheduleRow* fastest = nullptr;  // whatever its memory
@@ -105,9 +113,9 @@ std::string Advise(const std::vector<ScheduleRow>& rows, const CompareOptions& o
     return "There is no schedule with a backward pass to choose from.";
   if (fastest_fit == nullptr) {
     return fmt::format(
-        "No schedule keeps to the activation limit: the smallest is {} with {:.4g}; recompute, "
+        "No schedule keeps to the activation limit: the smallest is {} with {}; recompute, "
         "slice the sequences or take smaller micro-batches.",
-        smallest->name, smallest->worst_peak);
+        smallest->name, Amount(smallest->worst_peak, options));
   }
   const ScheduleRow* best = fastest_fit;
   for (const ScheduleRow& row : rows) {
@@ -121,10 +129,10 @@ std::string Advise(const std::vector<ScheduleRow>& rows, const CompareOptions& o
     if (rank_of(row) < rank_of(*best))
       best = &row;
   }
-  std::string out =
-      fmt::format("Take {} (v = {}): {} per step{}, {:.4g} activations at most", best->name,
-                  best->chunks, FormatSeconds(best->placed_period_s),
-                  options.barrier ? " with the barrier" : " back to back", best->worst_peak);
+  std::string out = fmt::format("Take {} (v = {}): {} per step{}, {} activations at most",
+                                best->name, best->chunks, FormatSeconds(best->placed_period_s),
+                                options.barrier ? " with the barrier" : " back to back",
+                                Amount(best->worst_peak, options));
   if (best->placed_period_s < best->result.period_s * (1 - 1e-9)) {
     out += fmt::format(" ({} with its W placed by these costs instead of {})",
                        FormatSeconds(best->placed_period_s), FormatSeconds(best->result.period_s));
@@ -133,13 +141,14 @@ std::string Advise(const std::vector<ScheduleRow>& rows, const CompareOptions& o
     out +=
         fmt::format("; {} is within {:.1f} % of it but needs {}", fastest_fit->name, 100 * kEqual,
                     fastest_fit->worst_peak > best->worst_peak
-                        ? fmt::format("{:.4g}", fastest_fit->worst_peak)
+                        ? Amount(fastest_fit->worst_peak, options)
                         : fmt::format("{} messages instead of {}", fastest_fit->result.messages,
                                       best->result.messages));
   }
   if (fastest != fastest_fit && !fastest->fits) {
-    out += fmt::format("; {} would take {} but needs {:.4g}, above the limit", fastest->name,
-                       FormatSeconds(fastest->placed_period_s), fastest->worst_peak);
+    out +=
+        fmt::format("; {} would take {} but needs {}, above the limit", fastest->name,
+                    FormatSeconds(fastest->placed_period_s), Amount(fastest->worst_peak, options));
   }
   if (twice != nullptr && twice->placed_period_s < best->placed_period_s * (1 - kEqual)) {
     out += fmt::format("; {} would take {} but holds the weights twice", twice->name,
@@ -151,8 +160,8 @@ std::string Advise(const std::vector<ScheduleRow>& rows, const CompareOptions& o
       plain = &row;
   }
   if (plain != nullptr && plain != best) {
-    out += fmt::format("; 1f1b takes {} with {:.4g}", FormatSeconds(plain->placed_period_s),
-                       plain->worst_peak);
+    out += fmt::format("; 1f1b takes {} with {}", FormatSeconds(plain->placed_period_s),
+                       Amount(plain->worst_peak, options));
   }
   return out + ".";
 }

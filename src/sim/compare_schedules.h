@@ -7,6 +7,7 @@
 
 #include "base/result.h"
 #include "cost/cost_model.h"
+#include "sim/limit.h"
 #include "sim/simulate.h"
 
 namespace penstock::sim {
@@ -14,8 +15,8 @@ namespace penstock::sim {
 struct CompareOptions {
   int ranks = 1;
   int micro_batches = 1;
-  int chunks = 0;                        // for generators that take any; 0: their defaults
-  std::vector<double> activation_limit;  // none, one, or one per rank; in shares
+  int chunks = 0;  // for generators that take any; 0: their defaults
+  ActivationLimit activation_limit;
   bool barrier = false;
 };
 
@@ -25,8 +26,8 @@ struct ScheduleRow {
   int weight_copies = 1;  // 2: DualPipe, Chimera
   bool forward_only = false;
   SimResult result;
-  double worst_peak = 0;
-  bool fits = true;  // within the limit
+  double worst_peak = 0;  // of any rank, in shares; in bytes where the limit is
+  bool fits = true;       // within the limit
   // With its W's where these costs want them; equal to `result` where there is nothing to place or
   // nothing to win.
   double placed_makespan_s = 0;
@@ -48,8 +49,8 @@ struct ScheduleTable {
   std::string advice;  // one sentence
 };
 
-// One row per generator. Errors: kInvalidArgument (a limit of the wrong length, numbers that no
-// generator takes, costs that fit none).
+// One row per generator. Errors: kInvalidArgument (numbers that no generator takes,
+// costs that fit none).
 Result<ScheduleTable> CompareSchedules(const cost::CostSource& costs,
                                        const CompareOptions& options);
 

@@ -23,7 +23,7 @@ using schedule::OpKind;
 using schedule::Placement;
 using schedule::Schedule;
 
-constexpr size_t kImproved = 8;                    // candidates that the local search starts from
+constexpr size_t kImproved = 8;                     // candidates that the local search starts from
 constexpr int64_t kMostSearchedWork = 120'000'000;  // actions simulated from each start
 constexpr double kLess = 1 - 1e-12;
 constexpr double kWarmth = 0.002;  // of the time, at the start of the annealing
@@ -39,9 +39,8 @@ struct Candidate {
 
 class Optimizer {
  public:
-  Optimizer(const cost::CostSource& costs, const OptimizeOptions& options,
-            std::vector<double> limit)
-      : source_(costs), options_(options), limit_(std::move(limit)) {}
+  Optimizer(const cost::CostSource& costs, const OptimizeOptions& options)
+      : source_(costs), options_(options), limit_(options.activation_limit) {}
 
   Result<Optimized> Run() {
     PENSTOCK_TRY(AddGenerators());
@@ -66,7 +65,7 @@ class Optimizer {
     Optimized out;
     chosen.schedule.name = "optimized";
     SimOptions sim_options;
-    sim_options.activation_limit = limit_;
+    sim_options.activation_limit = limit_.ExactShares();
     PENSTOCK_TRY_ASSIGN(out.result, Simulate(chosen.schedule, chosen.costs, sim_options));
     const double lower_s =
         options_.period ? out.result.period_lower_bound_s : out.result.lower_bound_s;
@@ -106,13 +105,11 @@ class Optimizer {
   // Adds a candidate where it fits; remembers the least worst peak of those that don't.
   Result<> Consider(Schedule schedule, const cost::CostModel& costs, std::string start) {
     double worst = 0;
-    bool fits = true;
     const std::vector<Peak> peaks = ActivationPeaks(schedule, costs);
-    for (size_t r = 0; r < peaks.size(); ++r) {
-      worst = std::max(worst, peaks[r].shares);
-      fits = fits && (limit_.empty() || peaks[r].shares <= limit_[r] + 1e-9);
+    for (const Peak& peak : peaks) {
+      worst = std::max(worst, limit_.in_bytes() ? static_cast<double>(peak.bytes) : peak.shares);
     }
-    if (!fits) {
+    if (!limit_.Allows(peaks)) {
       least_peak_ = std::min(least_peak_, worst);
       return {};
     }
@@ -143,7 +140,7 @@ class Optimizer {
       }
       const Schedule split = SplitBackwards(made.value());
       PENSTOCK_TRY(Consider(std::move(made).value(), costs.value(), std::string(info.name)));
-      auto placed = PlaceWeights(split, costs.value(), limit_);
+      auto placed = PlaceWeights(split, costs.value(), limit_.SafeShares(split, costs.value()));
       if (!placed.ok())
         return std::move(placed).error();
       if (placed.value().changed) {
@@ -201,9 +198,13 @@ class Optimizer {
     ListOptions list;
     list.micro_batches = options_.micro_batches;
     const int v = placement.chunks();
+    Schedule header;
+    header.placement = placement;
+    header.micro_batches = options_.micro_batches;
+    const std::vector<double> shares = limit_.SafeShares(header, costs);
     for (size_t r = 0; r < static_cast<size_t>(options_.ranks); ++r) {
-      const double shares = limit_.empty() ? options_.micro_batches : limit_[r];
-      list.limit.push_back(static_cast<int64_t>(std::min(std::floor(shares * v + 1e-9), 1e9)));
+      const double most = shares.empty() ? options_.micro_batches : shares[r];
+      list.limit.push_back(static_cast<int64_t>(std::min(std::floor(most * v + 1e-9), 1e9)));
     }
     const int p = options_.ranks;
     const std::pair<int, int> ahead[] = {{1 << 20, 0}, {1, 1}, {2, 1},     {1, 2},
@@ -218,7 +219,7 @@ class Optimizer {
         std::optional<Schedule> made = ListSchedule(placement, costs, list);
         if (!made)
           continue;
-        auto placed = PlaceWeights(*made, costs, limit_);
+        auto placed = PlaceWeights(*made, costs, shares);
         if (!placed.ok())
           return std::move(placed).error();
         PENSTOCK_TRY(
@@ -253,7 +254,7 @@ class Optimizer {
 
   const cost::CostSource& source_;
   const OptimizeOptions& options_;
-  std::vector<double> limit_;
+  const ActivationLimit& limit_;
   std::vector<Candidate> candidates_;
   double least_peak_ = std::numeric_limits<double>::infinity();
   std::string cost_error_;
@@ -261,14 +262,7 @@ class Optimizer {
 };
 
 bool Optimizer::Fits(const Schedule& schedule, const cost::CostModel& costs) const {
-  if (limit_.empty())
-    return true;
-  const std::vector<Peak> peaks = ActivationPeaks(schedule, costs);
-  for (size_t r = 0; r < peaks.size(); ++r) {
-    if (peaks[r].shares > limit_[r] + 1e-9)
-      return false;
-  }
-  return true;
+  return limit_.none() || limit_.Allows(ActivationPeaks(schedule, costs));
 }
 
 // May the action at `from` stand at `to` instead, by what its own rank needs? F before its I before
@@ -304,7 +298,7 @@ void MoveAction(std::vector<Action>& program, size_t from, size_t to) {
 }
 
 Result<> Optimizer::Improve(Candidate& candidate, uint64_t salt) {
-  const Bounds bounds = LowerBounds(candidate.schedule, candidate.costs, limit_);
+  const Bounds bounds = LowerBounds(candidate.schedule, candidate.costs, limit_.ExactShares());
   const double lower_s = options_.period ? bounds.period_s : bounds.makespan_s;
   const int64_t actions = std::max<int64_t>(1, candidate.schedule.CountActions());
   const int64_t moves = std::min<int64_t>(options_.evaluations, kMostSearchedWork / actions);
@@ -354,35 +348,8 @@ Result<> Optimizer::Improve(Candidate& candidate, uint64_t salt) {
 
 }  // namespace
 
-Result<std::vector<double>> LimitPerRank(const std::vector<double>& limit, int ranks) {
-  for (const double one : limit) {
-    if (!(one > 0) || !std::isfinite(one)) {
-      return MakeError(ErrorCode::kInvalidArgument,
-                       "[sim.limit] activation limit {}, wanted numbers above 0", one);
-    }
-  }
-  if (limit.size() == 1)
-    return std::vector<double>(static_cast<size_t>(ranks), limit[0]);
-  if (!limit.empty() && limit.size() != static_cast<size_t>(ranks)) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[sim.limit] {} activation limits, wanted one or one per rank ({})",
-                     limit.size(), ranks);
-  }
-  return limit;
-}
-
-bool FitsLimit(const SimResult& result, const std::vector<double>& limit) {
-  for (size_t r = 0; r < limit.size() && r < result.ranks.size(); ++r) {
-    if (result.ranks[r].peak_activations > limit[r] + 1e-9)
-      return false;
-  }
-  return true;
-}
-
 Result<Optimized> Optimize(const cost::CostSource& costs, const OptimizeOptions& options) {
-  PENSTOCK_TRY_ASSIGN(std::vector<double> limit,
-                      LimitPerRank(options.activation_limit, options.ranks));
-  return Optimizer(costs, options, std::move(limit)).Run();
+  return Optimizer(costs, options).Run();
 }
 
 }  // namespace penstock::sim

@@ -9,6 +9,7 @@
 #include "base/result.h"
 #include "cost/cost_model.h"
 #include "schedule/schedule.h"
+#include "sim/limit.h"
 #include "sim/simulate.h"
 
 namespace penstock::sim {
@@ -17,8 +18,7 @@ struct OptimizeOptions {
   int ranks = 1;
   int micro_batches = 1;
   int chunks = 0;  // v; 0: every v that a candidate has by default
-  // Most saved activations, in shares: none, one for all ranks, or one per rank.
-  std::vector<double> activation_limit;
+  ActivationLimit activation_limit;
   bool period = false;       // minimise the time per step back to back instead of the makespan
   int evaluations = 200000;  // moves of the local search from each start; fewer for large steps
   uint64_t seed = 1;
@@ -38,15 +38,7 @@ struct Optimized {
 // what to prefer. The best few are improved by moving single actions: a move is kept when the time
 // does not rise, or with a chance that falls as the search goes on (simulated annealing). Stops at
 // the lower bound. Deterministic: depends on the options alone, not on the machine. Errors:
-// kInvalidArgument (a limit of the wrong length; nothing fits the limit, with the least that would
-// do), those of costs.
+// kInvalidArgument (nothing fits the limit, with the least that would do), those of costs.
 Result<Optimized> Optimize(const cost::CostSource& costs, const OptimizeOptions& options);
-
-// The limit per rank in shares. Errors: kInvalidArgument (neither empty, one nor `ranks` numbers,
-// or one below or equal to 0).
-Result<std::vector<double>> LimitPerRank(const std::vector<double>& limit, int ranks);
-
-// True where no rank's peak is above its limit (empty: no limit).
-bool FitsLimit(const SimResult& result, const std::vector<double>& limit);
 
 }  // namespace penstock::sim

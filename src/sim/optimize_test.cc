@@ -28,7 +28,9 @@ OptimizeOptions Options(int ranks, int micro_batches, std::vector<double> limit 
   OptimizeOptions options;
   options.ranks = ranks;
   options.micro_batches = micro_batches;
-  options.activation_limit = std::move(limit);
+  auto made = ActivationLimit::Make(std::move(limit), ranks);
+  EXPECT_TRUE(made.ok());
+  options.activation_limit = made.value();
   options.evaluations = 5000;
   return options;
 }
@@ -46,7 +48,7 @@ TEST(Optimize, IsNeverSlowerThanAGeneratorWithinTheLimit) {
     CompareOptions compare;
     compare.ranks = 4;
     compare.micro_batches = 8;
-    compare.activation_limit = {limit};
+    compare.activation_limit = ActivationLimit::Make({limit}, 4).value();
     const auto table = CompareSchedules(costs, compare);
     ASSERT_TRUE(table.ok());
     for (const ScheduleRow& row : table->rows) {
@@ -76,8 +78,30 @@ TEST(Optimize, SaysWhenNothingFits) {
   ASSERT_FALSE(best.ok());
   EXPECT_EQ(best.error().code, ErrorCode::kInvalidArgument);
   EXPECT_NE(best.error().message.find("at least"), std::string::npos);
-  EXPECT_FALSE(Optimize(Uniform(1, 1, 1, 0), Options(4, 8, {1, 2})).ok());
-  EXPECT_FALSE(Optimize(Uniform(1, 1, 1, 0), Options(4, 8, {-1})).ok());
+}
+
+TEST(ActivationLimit, TakesOneNumberOrOnePerRank) {
+  EXPECT_TRUE(ActivationLimit::Make({}, 4)->none());
+  EXPECT_TRUE(ActivationLimit::Make({1.5}, 4).ok());
+  EXPECT_TRUE(ActivationLimit::Make({1, 2, 3, 4}, 4).ok());
+  EXPECT_FALSE(ActivationLimit::Make({1, 2}, 4).ok());
+  EXPECT_FALSE(ActivationLimit::Make({-1}, 4).ok());
+  EXPECT_FALSE(ActivationLimit::Make({0}, 4).ok());
+}
+
+TEST(Optimize, KeepsToALimitInBytes) {
+  cost::CostSource costs;
+  costs.file = cost::CostFile{"test", cost::MakeUniformCost({1, 1.2, 0.7, -1, 0.1}, 4, 1)};
+  for (size_t s = 0; s < 4; ++s)
+    costs.file->model.stages[s].activation_bytes = static_cast<int64_t>(100 + 100 * s);
+  OptimizeOptions options = Options(4, 6);
+  options.activation_limit = ActivationLimit::Make({1000}, 4, true).value();
+  const auto best = Optimize(costs, options);
+  ASSERT_TRUE(best.ok()) << best.error().message;
+  for (const RankResult& rank : best->result.ranks)
+    EXPECT_LE(rank.peak_activation_bytes, 1000);
+  options.activation_limit = ActivationLimit::Make({50}, 4, true).value();
+  EXPECT_FALSE(Optimize(costs, options).ok());
 }
 
 // All orders of p = 2, m = 2 with I and W apart, one stage per rank, by brute force.
@@ -196,7 +220,7 @@ TEST(CompareSchedules, HasARowForEveryGeneratorAndASentence) {
   CompareOptions options;
   options.ranks = 8;
   options.micro_batches = 32;
-  options.activation_limit = {8};
+  options.activation_limit = ActivationLimit::Make({8}, 8).value();
   const auto table = CompareSchedules(Uniform(1, 1, 1, 0), options);
   ASSERT_TRUE(table.ok());
   EXPECT_EQ(table->rows.size(), schedule::Generators().size());
@@ -204,7 +228,7 @@ TEST(CompareSchedules, HasARowForEveryGeneratorAndASentence) {
   // Of the schedules that keep 8 micro-batches or less, only zb-v has no idle time back to back.
   EXPECT_TRUE(table->advice.starts_with("Take zb-v (v = 2)")) << table->advice;
   EXPECT_NE(table->advice.find("above the limit"), std::string::npos) << table->advice;
-  options.activation_limit = {0.125};
+  options.activation_limit = ActivationLimit::Make({0.125}, 8).value();
   EXPECT_TRUE(CompareSchedules(Uniform(1, 1, 1, 0), options)
                   ->advice.starts_with("No schedule keeps to the activation limit"));
 }
