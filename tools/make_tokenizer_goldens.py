@@ -4,7 +4,7 @@
 Needs tokenizers, sentencepiece and gguf from PyPI (pip install tokenizers sentencepiece gguf jinja2), and SmolLM2's GGUF file
 (scripts/fetch-model). No test runs this: the outputs are committed, and a test compares them with what Penstock gives.
 
-    python3 tools/make_tokenizer_goldens.py [--only NAME] [--model FILE.gguf] [--templates FOLDER]
+    python3 tools/make_tokenizer_goldens.py [--only NAME] [--train] [--model FILE.gguf] [--templates FOLDER]
 
 FOLDER holds chat templates as NAME--EDITION.jinja, taken out of the models' own tokenizer_config.json: they are not committed,
 only what Jinja makes of them (tests/golden/chat/renderings.json). Penstock prints the fingerprint of a template it does not know.
@@ -67,7 +67,7 @@ TEXTS = [
     "a\u00a0b\u2003c\u3000d\u180ee\u2028f\u0085g\u202fh", "\u2581a \u2581\u2581b", "\x00\x01\x04\x7f\x80\u009f", "tab\tin\t\tthe  middle\x0b\x0c end",
     "line\n\n  indented\n \n\t\n   ", "   \n\n   x", "x   \n\n", "...!!!???,,,;;; --- ___ ~~~ ```", "!@#$%^&*()_+-=[]{}|;':\",./<>?`~", "“quoted” ‘single’ — dash … dots • bullet ¿qué? ¡sí!",
     "€100 £5 ¥7 ©®™ °C ±5 ×÷ ≈≠≤≥ ∑∫√", "a" * 300, "A" * 50 + "b" * 50, " " * 200, " " * 199 + "x", "\n" * 70, "ab" * 120, "the " * 60, "1" * 100, "水" * 60, "é" * 40, "\U0001F600" * 20, "!" * 64, "-" * 80,
-    " \t" * 40, "<0x41> <0x0A> <unk>", "<s>hello</s>", "hello <s> there</s> you", "<|im_start|>user\nhi<|im_end|>\n", "the <mask> here <mask>", "word<mask>word", "<tool>x<tool> y", "WOW wow wowed", "\U0010FFFF\uE000\uFFFD",
+    " \t" * 40, "<0x41> <0x0A> <unk>", "<s>hello</s>", "hello <s> there</s> you", "<|im_start|>user\nhi<|im_end|>\n", "the <mask> here <mask>", "word<mask>word", "<tool>x<tool> y", "WOW wow wowed", "<|im_start|>\t\tuser", "<|im_start|> \t\t\n <mask>", "wow▁wow</s>wow", "पीी ᠮीe\u0940", "\U0010FFFF\uE000\uFFFD",
 ]
 # Bytes that are not UTF-8, with the rule of tokenizer.h.
 BYTES = [b"\xff", b"a\xffb", b"\xc3", b"ab \xe2\x82", b"\xe2\x82\xac\xe2\x82", b"\xf0\x9f\x98\x80\xf0\x9f\x98", b"\x80\x80 x", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf4\x90\x80\x80 z", b"the \xfe\xff wheel", b" \xff ", b"\xf1\xf2"]
@@ -394,6 +394,7 @@ def render_chats(folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="one tokenizer by name")
+    parser.add_argument("--train", action="store_true", help="train the small tokenizers anew (default: use those that are there)")
     parser.add_argument("--model", help="SmolLM2's GGUF file (default: what scripts/fetch-model prints)")
     parser.add_argument("--templates", help="a folder of chat templates: renders these and nothing else")
     args = parser.parse_args()
@@ -405,8 +406,9 @@ def main():
         write(OUT / "texts.json", header | {"texts": TEXTS})
     for name, make in small_tokenizers().items():
         if args.only in (None, name):
-            tok = make()
-            write(OUT / name / "tokenizer.json", json.loads(tok.to_str()))
+            path = OUT / name / "tokenizer.json"
+            tok = make() if args.train or not path.exists() else Tokenizer.from_file(str(path))
+            write(path, json.loads(tok.to_str()))
             extra = {"bytes": byte_rows(tok)} if name in ("gpt2", "llama3", "smollm") else {}
             write(OUT / name / "goldens.json", header | {"rows": goldens(tok)} | extra)
     for kind in ("llama", "t5"):

@@ -1,7 +1,5 @@
 #include "text/added_tokens.h"
 
-#include <algorithm>
-
 #include "base/check.h"
 #include "text/utf8.h"
 
@@ -66,8 +64,8 @@ void AddedTokenFinder::Find(std::string_view text, bool special,
         (EndsWithWord(text.substr(0, begin)) || StartsWithWord(text.substr(end)))) {
       continue;
     }
-    if (token.lstrip) {
-      begin = begin - TrailingWhiteSpace(text.substr(covered, begin - covered));
+    if (token.lstrip && begin > covered) {
+      begin -= TrailingWhiteSpace(text.substr(covered, begin - covered));
     }
     if (token.rstrip) {
       end += LeadingWhiteSpace(text.substr(end));
@@ -76,8 +74,8 @@ void AddedTokenFinder::Find(std::string_view text, bool special,
       out.push_back({covered, begin, -1});
     }
     out.push_back({begin, end, token.id});
+    // Not the larger of the two: a token inside the white space that rstrip swallowed still counts, and what follows it too.
     covered = end;
-    at = std::max(at, covered);
   }
   if (covered < text.size()) {
     out.push_back({covered, text.size(), -1});

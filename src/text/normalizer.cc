@@ -128,7 +128,7 @@ class StripAccents : public Normalizer {
     std::string out;
     for (size_t at = 0; at < text.size();) {
       const size_t start = at;
-      if (!IsNonspacingMark(NextCodePoint(text, at))) {
+      if (!IsMark(NextCodePoint(text, at))) {
         out.append(text, start, at - start);
       }
     }

@@ -179,9 +179,16 @@ DecodeState Tokenizer::StartDecoding(bool at_start) const {
 }
 
 void Tokenizer::AppendDecoded(DecodeState& state, int32_t id, std::string& out) const {
-  if (state_->vocabulary.Has(id)) {
-    state_->decoder.Append(state, state_->vocabulary.Text(id), state_->is_added[id], out);
+  if (!state_->vocabulary.Has(id)) {
+    return;
   }
+  const bool added = state_->is_added[id];
+  std::string_view text = state_->vocabulary.Text(id);
+  if (added) {
+    const auto normalized = state_->decoded_texts.find(id);
+    text = normalized != state_->decoded_texts.end() ? normalized->second : text;
+  }
+  state_->decoder.Append(state, text, added, out);
 }
 
 std::string_view Tokenizer::TokenText(int32_t id) const {
@@ -266,6 +273,9 @@ Result<> FinishState(Tokenizer::State& state, std::vector<AddedToken> added, boo
     }
     if (state.normalizer != nullptr) {
       PENSTOCK_TRY(state.normalizer->Apply(text, {}));
+    }
+    if (text != token.text) {
+      state.decoded_texts[token.id] = text;
     }
     normalized_texts.push_back(std::move(text));
     normalized.push_back(std::move(token));

@@ -4,6 +4,8 @@
 
 #include <array>
 #include <memory>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "text/added_tokens.h"
@@ -28,6 +30,8 @@ struct Tokenizer::State {
   AddedTokenFinder normalized_tokens;  // looked for in the normalized text
   std::vector<bool> is_special;        // per id
   std::vector<bool> is_added;          // per id
+  // Normalized tokens are decoded to what was found in the text: their normalized form, where that differs.
+  std::unordered_map<int32_t, std::string> decoded_texts;
 
   std::array<int32_t, 256> byte_ids{};  // the token of a byte that is not UTF-8, or -1
 

@@ -195,8 +195,10 @@ bool IsWord(char32_t c) {
   }
 }
 
-bool IsNonspacingMark(char32_t c) {
-  return c >= 0x300 && Category(c) == UTF8PROC_CATEGORY_MN;
+bool IsMark(char32_t c) {
+  const utf8proc_category_t category = Category(c);
+  return category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_MC ||
+         category == UTF8PROC_CATEGORY_ME;
 }
 
 size_t TrailingWhiteSpace(std::string_view text) {

@@ -43,8 +43,8 @@ bool IsNumeric(char32_t c);
 bool IsPunctuation(char32_t c);
 // \w of UTS #18: Alphabetic, marks, decimal numbers, connector punctuation, join controls.
 bool IsWord(char32_t c);
-// General category Mn.
-bool IsNonspacingMark(char32_t c);
+// General categories M*.
+bool IsMark(char32_t c);
 
 // Bytes of white space at the end and at the start of well-formed text.
 size_t TrailingWhiteSpace(std::string_view text);
