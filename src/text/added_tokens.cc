@@ -74,7 +74,8 @@ void AddedTokenFinder::Find(std::string_view text, bool special,
       out.push_back({covered, begin, -1});
     }
     out.push_back({begin, end, token.id});
-    // Not the larger of the two: a token inside the white space that rstrip swallowed still counts, and what follows it too.
+    // Not the larger of the two: a token inside the white space that rstrip swallowed still counts,
+    // and what follows it too.
     covered = end;
   }
   if (covered < text.size()) {

@@ -33,7 +33,8 @@ struct GgufVocabulary {
   std::optional<int32_t> eos_id;
   std::optional<int32_t> unknown_id;
   std::optional<int32_t> padding_id;
-  std::optional<int32_t> eot_id;
+  std::optional<int32_t> eot_id;  // end of a turn
+  std::optional<int32_t> eom_id;  // end of a message that a tool answers
 
   // Absent: the family decides (SentencePiece and Llama 3 vocabularies begin texts with BOS, t5
   // ends them with EOS).

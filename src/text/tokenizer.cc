@@ -88,8 +88,7 @@ class Encoding {
         continue;
       }
       Pieces pieces;
-      pieces.text =
-          spans.size() == 1 ? std::move(text) : text.substr(span.begin, span.end - span.begin);
+      pieces.text = text.substr(span.begin, span.end - span.begin);
       pieces.continues = continues && span.begin == 0;
       pieces.limit_bytes = limit_bytes_;
       if (!pieces.text.empty()) {
@@ -249,7 +248,7 @@ bool Tokenizer::adds_bos() const {
 }
 
 Result<> FinishState(Tokenizer::State& state, std::vector<AddedToken> added, bool byte_level,
-                     std::optional<int32_t> eot_id) {
+                     const std::vector<int32_t>& more_end_ids) {
   state.is_special.assign(state.vocabulary.size(), false);
   state.is_added.assign(state.vocabulary.size(), false);
   // Of two tokens with equal normalized texts the special one wins.
@@ -290,9 +289,7 @@ Result<> FinishState(Tokenizer::State& state, std::vector<AddedToken> added, boo
   if (state.eos_id.has_value()) {
     state.end_ids.push_back(*state.eos_id);
   }
-  if (eot_id.has_value()) {
-    state.end_ids.push_back(*eot_id);
-  }
+  state.end_ids.insert(state.end_ids.end(), more_end_ids.begin(), more_end_ids.end());
   for (const std::string_view name : kEndNames) {
     const int32_t id = state.vocabulary.Find(name);
     if (id >= 0 && state.is_special[id]) {

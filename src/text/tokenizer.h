@@ -11,8 +11,8 @@
 // wherever the vocabulary covers them. What it does not cover is dropped, as Hugging Face's
 // tokenizers do, but counted (EncodeReport).
 //
-// The Unicode tables are those of utf8proc and PCRE2 (Unicode 14 and 15 in Debian 12); characters that are younger may be cut
-// otherwise than by a reference with younger tables.
+// The Unicode tables are those of utf8proc and PCRE2 (Unicode 14 and 15 in Debian 12); characters
+// that are younger may be cut otherwise than by a reference with younger tables.
 //
 // Encode costs O(n log n) at most in the length of the text for the patterns of all supported
 // families.

@@ -15,8 +15,8 @@
 
 namespace penstock::text {
 
-struct TokenizerFile {
-  Json rest;  // without model.vocab and model.merges
+struct TokenizerFile {  // NOLINT(bugprone-exception-escape): Json's move is noexcept in name only
+  Json rest;            // without model.vocab and model.merges
   // model.vocab as an object (BPE): text -> id, or as a list (unigram): text and score, its index
   // the id.
   std::vector<std::pair<std::string, int32_t>> vocabulary;

@@ -46,7 +46,7 @@ Result<> CheckCounts(const GgufVocabulary& file, const std::string& source) {
   }
   const std::pair<const char*, std::optional<int32_t>> named[] = {
       {"bos", file.bos_id},         {"eos", file.eos_id}, {"unknown", file.unknown_id},
-      {"padding", file.padding_id}, {"eot", file.eot_id},
+      {"padding", file.padding_id}, {"eot", file.eot_id}, {"eom", file.eom_id},
   };
   for (const auto& [name, id] : named) {
     if (id.has_value() && (*id < 0 || static_cast<size_t>(*id) >= count)) {
@@ -169,8 +169,8 @@ Result<> MakeSentencePieceState(const GgufVocabulary& file, const std::string& s
   SetSpaceNormalizer(file, std::move(charsmap), file.remove_extra_whitespaces.value_or(false),
                      state);
   std::vector<double> scores(file.scores.begin(), file.scores.end());
-  state.model = MakeUnigram(state.vocabulary, std::move(scores), std::move(usable),
-                            state.model_unknown_id, true);
+  state.model =
+      MakeUnigram(state.vocabulary, std::move(scores), usable, state.model_unknown_id, true);
   return {};
 }
 
@@ -203,7 +203,13 @@ Result<Tokenizer> Tokenizer::FromGguf(const GgufVocabulary& file, const std::str
   if (file.add_eos.value_or(file.model == "t5") && file.eos_id.has_value()) {
     state->suffix_ids = {*file.eos_id};
   }
-  PENSTOCK_TRY(FinishState(*state, AddedTokens(file), byte_level, file.eot_id));
+  std::vector<int32_t> end_ids;
+  for (const std::optional<int32_t>& id : {file.eot_id, file.eom_id}) {
+    if (id.has_value()) {
+      end_ids.push_back(*id);
+    }
+  }
+  PENSTOCK_TRY(FinishState(*state, AddedTokens(file), byte_level, end_ids));
   return Tokenizer(std::move(state));
 }
 

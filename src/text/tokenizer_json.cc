@@ -125,8 +125,8 @@ Result<> ReadUnigram(const JsonReader& model, const TokenizerFile& file, const s
     usable[id] = true;
   }
   state.model_unknown_id = static_cast<int32_t>(unknown);
-  state.model = MakeUnigram(state.vocabulary, std::move(scores), std::move(usable),
-                            state.model_unknown_id, byte_fallback);
+  state.model = MakeUnigram(state.vocabulary, std::move(scores), usable, state.model_unknown_id,
+                            byte_fallback);
   return {};
 }
 
@@ -342,7 +342,7 @@ Result<Tokenizer> Tokenizer::FromTokenizerJson(std::string_view text, const Json
     state->unknown_id = state->model_unknown_id;
   }
   const bool byte_level = state->pretokenizer != nullptr && state->pretokenizer->MapsBytes();
-  PENSTOCK_TRY(FinishState(*state, std::move(added), byte_level, std::nullopt));
+  PENSTOCK_TRY(FinishState(*state, std::move(added), byte_level, {}));
   return Tokenizer(std::move(state));
 }
 

@@ -30,7 +30,8 @@ struct Tokenizer::State {
   AddedTokenFinder normalized_tokens;  // looked for in the normalized text
   std::vector<bool> is_special;        // per id
   std::vector<bool> is_added;          // per id
-  // Normalized tokens are decoded to what was found in the text: their normalized form, where that differs.
+  // Normalized tokens are decoded to what was found in the text: their normalized form, where that
+  // differs.
   std::unordered_map<int32_t, std::string> decoded_texts;
 
   std::array<int32_t, 256> byte_ids{};  // the token of a byte that is not UTF-8, or -1
@@ -47,9 +48,9 @@ struct Tokenizer::State {
 };
 
 // The last steps of every loader: fills raw_tokens, normalized_tokens, is_special and is_added from
-// `added`, byte_ids from the vocabulary, and end_ids from eos_id, `eot_id` and the names of special
-// tokens. Errors: a runaway pattern of the normalizer.
+// `added`, byte_ids from the vocabulary, and end_ids from eos_id, `more_end_ids` and the names of
+// special tokens. Errors: a runaway pattern of the normalizer.
 Result<> FinishState(Tokenizer::State& state, std::vector<AddedToken> added, bool byte_level,
-                     std::optional<int32_t> eot_id);
+                     const std::vector<int32_t>& more_end_ids);
 
 }  // namespace penstock::text

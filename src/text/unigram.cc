@@ -115,7 +115,7 @@ class Unigram : public Model {
 }  // namespace
 
 std::unique_ptr<Model> MakeUnigram(const Vocabulary& vocabulary, std::vector<double> scores,
-                                   std::vector<bool> usable, int32_t unknown_id,
+                                   const std::vector<bool>& usable, int32_t unknown_id,
                                    bool byte_fallback) {
   PENSTOCK_CHECK(
       scores.size() == static_cast<size_t>(vocabulary.size()) && usable.size() == scores.size(),

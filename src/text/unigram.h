@@ -19,7 +19,7 @@ namespace penstock::text {
 // (GGUF's control tokens). `vocabulary` must outlive the model. `unknown_id` -1: uncovered text is
 // dropped (or becomes byte tokens). REQUIRES: both lists are as long as vocabulary.size().
 std::unique_ptr<Model> MakeUnigram(const Vocabulary& vocabulary, std::vector<double> scores,
-                                   std::vector<bool> usable, int32_t unknown_id,
+                                   const std::vector<bool>& usable, int32_t unknown_id,
                                    bool byte_fallback);
 
 }  // namespace penstock::text
