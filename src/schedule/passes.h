@@ -49,6 +49,7 @@ Result<Schedule> RemoveCommunication(const Schedule& schedule);
 // (forward only: before the stage's next SEND_F), WAIT_SEND_B before the stage's next SEND_B; what
 // is left at the end of the list.
 Result<Schedule> AddWaits(const Schedule& schedule);
+// Without any WAIT.
 Result<Schedule> RemoveWaits(const Schedule& schedule);
 
 // R before the B or I of every (stage, micro-batch, slice) of these stages (empty: all), so that

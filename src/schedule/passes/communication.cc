@@ -123,7 +123,9 @@ Result<Schedule> RemoveCommunication(const Schedule& schedule) {
 }
 
 Result<Schedule> RemoveWaits(const Schedule& schedule) {
-  return Without(schedule, [](const Action& a) { return IsWait(a.kind); });
+  return Without(schedule, [](const Action& a) {
+    return IsWait(a.kind) || a.kind == OpKind::kWaitReduceGrad;
+  });
 }
 
 Result<Schedule> RemoveIdle(const Schedule& schedule) {

@@ -309,6 +309,20 @@ class Lowering {
 
 }  // namespace
 
+// Many long edges times many micro-batches: refused before the table of messages is allocated.
+static Result<> CheckMessageCount(const Schedule& schedule, const LowerOptions& options) {
+  constexpr double kMost = 1 << 27;
+  const size_t links = FindLinks(schedule, options).links.size();
+  const double messages =
+      static_cast<double>(links) * schedule.total_micro_batches() * schedule.slices;
+  if (messages > kMost) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[schedule.lower] {:.0f} messages over {} links, wanted at most {:.0f}",
+                     messages, links, kMost);
+  }
+  return {};
+}
+
 Result<Schedule> AddCommunication(const Schedule& schedule, const LowerOptions& options) {
   if (options.credits < 1) {
     return MakeError(ErrorCode::kInvalidArgument, "[schedule.lower] {} credits, wanted at least 1",
@@ -321,6 +335,7 @@ Result<Schedule> AddCommunication(const Schedule& schedule, const LowerOptions& 
         schedule.name);
   }
   PENSTOCK_TRY(Prove(schedule));
+  PENSTOCK_TRY(CheckMessageCount(schedule, options));
   Schedule out = schedule;
   out.lowered = true;
   for (auto& program : out.ranks)

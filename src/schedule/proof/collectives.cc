@@ -60,27 +60,29 @@ Collectives::Collectives(Proof& proof) : schedule_(proof.schedule) {
       }
     }
   }
-  for (auto& [key, group] : groups_) {
-    int most = 0;
-    for (const auto& [rank, member] : group.members)
-      most = std::max(most, member.Occasions());
-    group.last_time.assign(static_cast<size_t>(most) + 1, 0);
-    for (const auto& [rank, member] : group.members) {
-      if (member.Occasions() == most)
-        continue;
-      const char* what = key.first == 0 ? "BARRIER" : "REDUCE_GRAD";
-      proof.problems.Add(
-          ProblemKind::kUnmatched, rank, -1,
-          [&, have = member.Occasions(), number = key.second, tied = key.first == 2] {
-            return fmt::format(
-                "{} {}{}, wanted {} as on the other ranks", have, what,
-                key.first == 0 ? std::string()
-                : tied
-                    ? fmt::format(" of '{}'", schedule_.edges[static_cast<size_t>(number) - 1].name)
-                    : fmt::format(" of stage {}", number),
-                most);
-          });
-    }
+  for (auto& entry : groups_)
+    CheckMembers(proof, entry.first, entry.second);
+}
+
+void Collectives::CheckMembers(Proof& proof, const Key& key, Group& group) const {
+  int most = 0;
+  for (const auto& entry : group.members)
+    most = std::max(most, entry.second.Occasions());
+  group.last_time.assign(static_cast<size_t>(most) + 1, 0);
+  std::string what = "BARRIER";
+  if (key.first == 1)
+    what = fmt::format("REDUCE_GRAD of stage {}", key.second);
+  if (key.first == 2) {
+    const Edge& edge = schedule_.edges[static_cast<size_t>(key.second) - 1];
+    what = fmt::format("REDUCE_GRAD of '{}'", edge.name);
+  }
+  for (const auto& entry : group.members) {
+    const int have = entry.second.Occasions();
+    if (have == most)
+      continue;
+    proof.problems.Add(ProblemKind::kUnmatched, entry.first, -1, [&] {
+      return fmt::format("{} {}, wanted {} as on the other ranks", have, what, most);
+    });
   }
 }
 

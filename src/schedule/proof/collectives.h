@@ -59,6 +59,8 @@ class Collectives {
 
   using Key = std::pair<int, int>;  // (0 barrier, 1 stage, 2 tied edge; number)
 
+  // Every member takes part equally often.
+  void CheckMembers(Proof& proof, const Key& key, Group& group) const;
   static Key KeyOf(const Action& action);
   const Group* FindGroup(const Action& action) const;
 

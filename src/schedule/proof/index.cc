@@ -32,6 +32,20 @@ int OtherStage(const Action& action) {
   return PeerStage(send).value();
 }
 
+// An action that names an edge must be of the kind that the edge is for.
+std::string EdgeUseFault(const Edge& edge, const Action& a) {
+  const bool reduces = a.kind == OpKind::kReduceGrad || a.kind == OpKind::kWaitReduceGrad;
+  if (reduces != (edge.kind == EdgeKind::kTied)) {
+    return fmt::format("'{}' is {}, wanted {}", edge.name, reduces ? "a value" : "tied weights",
+                       reduces ? "tied weights" : "a value");
+  }
+  const bool owner =
+      a.stage == edge.from || std::find(edge.to.begin(), edge.to.end(), a.stage) != edge.to.end();
+  if (reduces && !owner)
+    return fmt::format("stage {} does not own '{}'", a.stage, edge.name);
+  return "";
+}
+
 // "" when all numbers lie in the schedule; else what is wrong.
 std::string RangeFault(const Schedule& s, const Action& a) {
   if (HasStage(a.kind) && (a.stage.value() < 0 || a.stage.value() >= s.num_stages())) {
@@ -47,6 +61,10 @@ std::string RangeFault(const Schedule& s, const Action& a) {
     return fmt::format("slice {}, wanted 0 to {}", a.slice, s.slices - 1);
   if (a.value > s.edges.size())
     return fmt::format("edge {}, wanted one of {}", a.value, s.edges.size());
+  if (a.value != 0) {
+    if (const std::string fault = EdgeUseFault(s.edges[a.value - 1U], a); !fault.empty())
+      return fault;
+  }
   if (!IsMessage(a.kind) && !IsChainWait(a.kind))
     return "";
   const int peer = OtherStage(a);

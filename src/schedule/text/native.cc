@@ -208,6 +208,8 @@ class NativeReader {
         return Fail(words_[i], "'bytes' and a number at the end");
       edge.bytes = *bytes;
     }
+    if (edge.to.empty())
+      return FailLine("edge NAME value|tied FROM -> TO... [bytes N]");
     constexpr size_t kMostEdges = 4096;
     if (out_.schedule.edges.size() >= kMostEdges)
       return FailLine("at most 4096 edges");
