@@ -26,6 +26,9 @@ constexpr std::string_view kEndNames[] = {
     "<｜end▁of▁sentence｜>",
 };
 
+// Of one added token in its normalized form.
+constexpr size_t kMaxAddedTokenBytes = 1 << 20;
+
 // One encoding in progress.
 class Encoding {
  public:
@@ -271,7 +274,7 @@ Result<> FinishState(Tokenizer::State& state, std::vector<AddedToken> added, boo
       continue;
     }
     if (state.normalizer != nullptr) {
-      PENSTOCK_TRY(state.normalizer->Apply(text, {}));
+      PENSTOCK_TRY(state.normalizer->Apply(text, {false, kMaxAddedTokenBytes}));
     }
     if (text != token.text) {
       state.decoded_texts[token.id] = text;

@@ -54,7 +54,8 @@ class Tokenizer {
  public:
   // `text`: the content of tokenizer.json; `config`: of tokenizer_config.json beside it, or null;
   // `source` names the file in errors. Of the configuration, bos_token, eos_token, unk_token,
-  // pad_token, add_bos_token and add_eos_token count. Errors: kCorruptData, kInvalidArgument;
+  // pad_token, add_bos_token and add_eos_token count; the latter two add what the post-processor
+  // lacks, and take nothing away. Errors: kCorruptData, kInvalidArgument;
   // kUnsupported naming the model, pre-tokenizer, normalizer, post-processor or decoder that this
   // build does not know, with those it does.
   static Result<Tokenizer> FromTokenizerJson(std::string_view text, const Json* config,

@@ -256,23 +256,20 @@ Result<std::optional<int32_t>> NamedToken(const Json& config, std::string_view k
   return id >= 0 ? std::optional(id) : std::nullopt;
 }
 
-// add_bos_token and add_eos_token, where given, decide over the post-processor.
+// The post-processor defines what surrounds a text (transformers 5 looks at nothing else). Where it
+// puts no BOS or EOS, add_bos_token and add_eos_token add one, as transformers 4 did for Llama's
+// tokenizers and GGUF files of such models do.
 Result<> ApplyAddFlags(const JsonReader& config, Tokenizer::State& state) {
-  if (config.Has("add_bos_token") && state.bos_id.has_value()) {
-    PENSTOCK_TRY_ASSIGN(const bool add, config.Bool("add_bos_token"));
-    const int32_t bos = *state.bos_id;
-    std::erase(state.prefix_ids, bos);
-    if (add) {
-      state.prefix_ids.insert(state.prefix_ids.begin(), bos);
-    }
+  PENSTOCK_TRY_ASSIGN(const bool add_bos, config.BoolOr("add_bos_token", false));
+  PENSTOCK_TRY_ASSIGN(const bool add_eos, config.BoolOr("add_eos_token", false));
+  const auto lacks = [](const std::vector<int32_t>& ids, std::optional<int32_t> id) {
+    return id.has_value() && std::find(ids.begin(), ids.end(), *id) == ids.end();
+  };
+  if (add_bos && lacks(state.prefix_ids, state.bos_id)) {
+    state.prefix_ids.insert(state.prefix_ids.begin(), *state.bos_id);
   }
-  if (config.Has("add_eos_token") && state.eos_id.has_value()) {
-    PENSTOCK_TRY_ASSIGN(const bool add, config.Bool("add_eos_token"));
-    const int32_t eos = *state.eos_id;
-    std::erase(state.suffix_ids, eos);
-    if (add) {
-      state.suffix_ids.push_back(eos);
-    }
+  if (add_eos && lacks(state.suffix_ids, state.eos_id)) {
+    state.suffix_ids.push_back(*state.eos_id);
   }
   return {};
 }
