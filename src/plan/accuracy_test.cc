@@ -147,7 +147,8 @@ Trained Train(const cost::ModelProfile& model, const hw::System& system, Trainin
   TrainingPricer pricer(context);
   Trained out;
   out.plan.layout = std::move(layout);
-  out.why = pricer.Price(out.plan);
+  pricer.Price(out.plan);
+  out.why = pricer.Why(out.plan);
   const auto simulated = pricer.Simulate(out.plan);
   EXPECT_TRUE(simulated.ok()) << simulated.error().message;
   return out;
@@ -457,7 +458,8 @@ Served Serve(const cost::ModelProfile& model, const hw::System& system, int64_t 
   l.kv_precision = hw::Precision::kFp16;
   l.micro_batch = group;
   l.prefill_chunk_tokens = chunk;
-  served.why = pricer.Price(served.plan);
+  pricer.Price(served.plan);
+  served.why = pricer.Why(served.plan);
   served.latency_ms = 1e3 * (served.plan.ttft_s + (out - 1) * served.plan.tpot_s);
   return served;
 }

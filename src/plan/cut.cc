@@ -138,7 +138,7 @@ std::optional<CutResult> FindCut(const CutProblem& problem) {
   if (cutter.Covers(low * (1 + 2e-12), &slowest)) {
     high = slowest;
   } else {
-    while (high - low > 1e-9 * high) {
+    while (high - low > 1e-8 * high) {
       const double middle = 0.5 * (low + high);
       if (cutter.Covers(middle, &slowest)) {
         high = std::min(slowest, middle);

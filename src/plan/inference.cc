@@ -69,7 +69,9 @@ struct InferencePricer::Impl {
   void Lockstep(Plan& plan, double sequences);
   std::string Arrivals(Plan& plan, double most);
   void Account(Plan& plan, const StageTimes& stages, double groups, double lap);
-  std::string Judge(Plan& plan) const;
+  void Rates(Plan& plan) const;
+  std::string Judge(const Plan& plan) const;
+  bool Good(const Plan& plan) const;
   double MostSequences(const Layout& layout);
 
   Context context;
@@ -80,6 +82,7 @@ struct InferencePricer::Impl {
   double decode_flops = 0;
   std::vector<double> unit_bytes;
   std::vector<double> unit_seconds;
+  std::vector<double> class_bytes;
   std::unordered_map<PriceKey, std::vector<LayerTime>, KeyHash> prices;
 };
 
@@ -168,7 +171,7 @@ bool InferencePricer::Impl::Cut(Layout& layout, double sequences, double chunk_r
   const std::vector<LayerTime>& classes = Classes(layout, rows, 0);
   const cost::Formats formats{layout.precision, layout.kv_precision};
   const double tokens = prompt + output;
-  std::vector<double> class_bytes;
+  class_bytes.clear();
   for (const cost::LayerProfile& layer : model.classes) {
     class_bytes.push_back(cost::WeightBytesPerDevice(layer, layout.sharding(), formats) +
                           StateBytesPerDevice(layer, layout, sequences, tokens));
@@ -205,13 +208,14 @@ bool InferencePricer::Impl::Cut(Layout& layout, double sequences, double chunk_r
 double InferencePricer::Impl::PrefillSeconds(const Layout& layout, double sequences,
                                              double chunk_rows, double* slowest) {
   const double rows = sequences * prompt;
-  const double chunks = std::max(1.0, CeilDiv(rows, chunk_rows));
-  const double even = rows / chunks;  // equal chunks cost the same
-  const StageTimes stages = Stages(layout, Classes(layout, even, 1));
+  // Chunks of equal cost; the last one may be a part of one.
+  const double size = std::min(rows, chunk_rows);
+  const double chunks = rows / size;
+  const StageTimes stages = Stages(layout, Classes(layout, size, 1));
   if (slowest != nullptr) {
     *slowest = stages.slowest_s * chunks;
   }
-  return stages.sum_s + (chunks - 1) * stages.slowest_s + HopSeconds(layout, even, layout.cut) +
+  return stages.sum_s + (chunks - 1) * stages.slowest_s + HopSeconds(layout, size, layout.cut) +
          context.calibration().fixed_per_step_s;
 }
 
@@ -227,26 +231,23 @@ bool InferencePricer::Impl::ChooseChunk(Layout& layout, double sequences) {
     }
     candidates.push_back(std::min(rows, 32768.0));
   }
-  double best = 0;
-  bool found = false;
-  const bool keep_cut = !layout.cut.empty();
-  Layout chosen = layout;
-  for (const double chunk : candidates) {
-    Layout trial = layout;
-    if (!keep_cut) {
-      trial.cut.clear();
-    }
-    const bool fits = Cut(trial, sequences, chunk);
-    const double seconds = PrefillSeconds(trial, sequences, chunk, nullptr);
-    if (!found || (fits && seconds < best)) {
-      chosen = trial;
-      chosen.prefill_chunk_tokens = static_cast<int64_t>(std::llround(chunk));
-      best = fits ? seconds : 1e300;
-      found = true;
+  const bool fits = Cut(layout, sequences, candidates.front());
+  layout.prefill_chunk_tokens = static_cast<int64_t>(std::llround(candidates.front()));
+  double best = PrefillSeconds(layout, sequences, candidates.front(), nullptr);
+  // Larger micro-batches while they are faster and their rows fit beside the rest.
+  const MemoryAccount account =
+      Fullest(InferenceMemory(context, layout, sequences, std::ceil(prompt + output),
+                              candidates.front()));
+  const double room = account.capacity - account.reserve - account.peak();
+  const double row_bytes = (account.activations + account.workspace) / candidates.front();
+  for (size_t i = 1; i < candidates.size(); ++i) {
+    const double seconds = PrefillSeconds(layout, sequences, candidates[i], nullptr);
+    if (seconds < best && row_bytes * (candidates[i] - candidates.front()) <= room) {
+      best = seconds;
+      layout.prefill_chunk_tokens = static_cast<int64_t>(std::llround(candidates[i]));
     }
   }
-  layout = chosen;
-  return best < 1e300;
+  return fits;
 }
 
 void InferencePricer::Impl::Account(Plan& plan, const StageTimes& stages, double groups,
@@ -377,16 +378,25 @@ double InferencePricer::Impl::MostSequences(const Layout& layout) {
   return std::max(0.0, most);
 }
 
-std::string InferencePricer::Impl::Judge(Plan& plan) const {
+void InferencePricer::Impl::Rates(Plan& plan) const {
   const Layout& layout = plan.layout;
   plan.tokens_per_s_per_device = plan.tokens_per_s / static_cast<double>(layout.devices());
   if (plan.tokens_per_s > 0) {
     plan.cost_per_million_tokens = static_cast<double>(layout.devices()) *
                                    context.system->price_usd_per_device_hour / 3600 /
                                    plan.tokens_per_s * 1e6;
-    plan.energy_j_per_token =
-        static_cast<double>(layout.devices()) * context.system->device.power_w / plan.tokens_per_s;
+    plan.energy_j_per_token = static_cast<double>(layout.devices()) *
+                              context.system->device.power_w / plan.tokens_per_s;
   }
+}
+
+bool InferencePricer::Impl::Good(const Plan& plan) const {
+  return plan.memory.fits() && plan.refused.empty() &&
+         !(work.max_ttft_s > 0 && plan.ttft_s > work.max_ttft_s) &&
+         !(work.max_tpot_s > 0 && plan.tpot_s > work.max_tpot_s);
+}
+
+std::string InferencePricer::Impl::Judge(const Plan& plan) const {
   if (!plan.memory.fits()) {
     const double over = plan.memory.peak() - (plan.memory.capacity - plan.memory.reserve);
     return fmt::format(
@@ -395,6 +405,9 @@ std::string InferencePricer::Impl::Judge(Plan& plan) const {
         FormatBytes(plan.memory.peak()), FormatBytes(plan.memory.weights),
         FormatBytes(plan.memory.kv), FormatBytes(over),
         FormatBytes(plan.memory.capacity - plan.memory.reserve));
+  }
+  if (!plan.refused.empty()) {
+    return plan.refused;
   }
   if (work.max_ttft_s > 0 && plan.ttft_s > work.max_ttft_s) {
     return fmt::format("time to first token {} over the target of {}", FormatSeconds(plan.ttft_s),
@@ -419,7 +432,9 @@ double InferencePricer::MostSequences(const Layout& layout) {
   return impl_->MostSequences(layout);
 }
 
-std::string InferencePricer::Price(Plan& plan) {
+std::string InferencePricer::Why(const Plan& plan) const { return impl_->Judge(plan); }
+
+bool InferencePricer::Price(Plan& plan) {
   Impl& self = *impl_;
   Layout& layout = plan.layout;
   layout.schedule = layout.pp > 1 ? "decode-ring" : "forward";
@@ -434,15 +449,15 @@ std::string InferencePricer::Price(Plan& plan) {
     }
     const bool fits = self.Cut(layout, 1, static_cast<double>(layout.prefill_chunk_tokens));
     const double most = fits ? self.MostSequences(layout) : 0;
-    const std::string why = self.Arrivals(plan, most);
+    plan.refused = self.Arrivals(plan, most);
     const double live = std::max(
         1.0, plan.concurrent_sequences / static_cast<double>(std::max<int64_t>(1, layout.dp)));
     plan.per_rank =
         InferenceMemory(self.context, layout, live, std::ceil(self.prompt + self.output),
                         static_cast<double>(layout.prefill_chunk_tokens));
     plan.memory = Fullest(plan.per_rank);
-    const std::string judged = self.Judge(plan);
-    return plan.memory.fits() && !why.empty() ? why : judged;
+    self.Rates(plan);
+    return self.Good(plan);
   }
   const double sequences = std::ceil(self.work.sequences / static_cast<double>(layout.dp));
   if (layout.micro_batch <= 0) {
@@ -458,7 +473,8 @@ std::string InferencePricer::Price(Plan& plan) {
       InferenceMemory(self.context, layout, sequences, std::ceil(self.prompt + self.output),
                       static_cast<double>(layout.prefill_chunk_tokens));
   plan.memory = Fullest(plan.per_rank);
-  return self.Judge(plan);
+  self.Rates(plan);
+  return self.Good(plan);
 }
 
 void ExplainInference(const Context& context, Plan& plan) {

@@ -22,9 +22,10 @@ class InferencePricer {
   ~InferencePricer();
 
   // Completes `plan.layout` (cut, groups, prefill chunk where they are 0 or empty) and fills the
-  // figures. Returns "" or why the layout is rejected (memory, latency, arrivals); the figures are
-  // filled then too, as far as they make sense.
-  std::string Price(Plan& plan);
+  // figures. False where the layout is rejected (memory, latency, arrivals); the figures are filled
+  // then too, as far as they make sense, and Why says it in words.
+  bool Price(Plan& plan);
+  std::string Why(const Plan& plan) const;
 
   // Seconds of each stage for one decode step of `rows` sequences at the workload's mean context.
   std::vector<double> DecodeStages(const Layout& layout, double rows);

@@ -100,6 +100,7 @@ struct Plan {
   std::vector<double> stage_s;  // decode step or F + B of each stage
   double hop_s = 0;
   bool simulated = false;
+  std::string refused;  // a reason beside memory and latency targets
   // What the arithmetic is made of, one line each, for whoever follows it with pencil and paper.
   std::vector<std::string> arithmetic;
 };

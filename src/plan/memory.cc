@@ -1,6 +1,7 @@
 #include "plan/memory.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace penstock::plan {
 namespace {
@@ -56,15 +57,24 @@ std::vector<MemoryAccount> InferenceMemory(const Context& context, const Layout&
   std::vector<MemoryAccount> ranks(static_cast<size_t>(layout.pp));
   const std::vector<int32_t> starts = Starts(layout.cut);
   std::vector<double> working(ranks.size(), 0);
+  struct ClassBytes {
+    double weights, kv, working;
+  };
+  std::vector<ClassBytes> classes;
+  for (const cost::LayerProfile& layer : model.classes) {
+    classes.push_back({cost::WeightBytesPerDevice(layer, sharding, formats),
+                       StateBytesPerDevice(layer, layout, sequences, tokens),
+                       WorkingElements(layer, static_cast<double>(layout.tp))});
+  }
   for (size_t s = 0; s + 1 < starts.size(); ++s) {
     const auto rank = static_cast<size_t>(RankOfStage(layout, static_cast<int64_t>(s)));
     MemoryAccount& account = ranks[rank];
     for (int32_t l = starts[s]; l < starts[s + 1]; ++l) {
-      const cost::LayerProfile& layer = model.layer(l);
-      account.weights += cost::WeightBytesPerDevice(layer, sharding, formats);
-      account.kv += StateBytesPerDevice(layer, layout, sequences, tokens);
-      working[rank] =
-          std::max(working[rank], WorkingElements(layer, static_cast<double>(layout.tp)));
+      const ClassBytes& c =
+          classes[static_cast<size_t>(model.class_of[static_cast<size_t>(l)])];
+      account.weights += c.weights;
+      account.kv += c.kv;
+      working[rank] = std::max(working[rank], c.working);
     }
   }
   if (layout.pp == 1) {
@@ -143,11 +153,52 @@ double InFlight(const Layout& layout, int64_t rank) {
   return std::min(m, shares);
 }
 
+namespace {
+
+struct TrainingClass {
+  double dense = 0;  // parameters on one device
+  double expert = 0;
+  double activations = 0;  // bytes of one micro-batch
+  double working = 0;      // bytes while the layer runs
+  double matrix = 0;       // largest gradient, at 16 bits until it is added to the 32-bit sum
+};
+
+std::vector<TrainingClass> TrainingClasses(const Context& context, const Layout& layout,
+                                           double rows) {
+  const cost::ModelProfile& model = *context.model;
+  const TrainingWorkload& workload = context.workload->training;
+  const auto sequence = static_cast<double>(workload.sequence_tokens);
+  const auto tp = static_cast<double>(layout.tp);
+  std::vector<TrainingClass> classes;
+  for (const cost::LayerProfile& layer : model.classes) {
+    TrainingClass& c = classes.emplace_back();
+    std::tie(c.dense, c.expert) = cost::ParametersPerDevice(layer, layout.sharding());
+    c.activations = ActivationBytes(layer, layout, rows, sequence);
+    if (workload.fp32_gradients) {
+      c.matrix = 2 * layer.embedding_parameters / tp;
+      for (const cost::Product& product : layer.products) {
+        c.matrix = std::max(c.matrix, 2 * product.parameters() / product.parts(layout.tp));
+      }
+    }
+    if (layout.recompute == Recompute::kFull && layer.kind == model::LayerKind::kDecoder) {
+      Layout open = layout;
+      open.recompute = Recompute::kSelective;
+      c.working = ActivationBytes(layer, open, rows, sequence);
+    }
+    if (layer.kind == model::LayerKind::kHead) {
+      // Logits in 32 bits and their gradient in place; one micro-batch at a time.
+      c.working = rows * 4 * model.vocabulary / tp;
+    }
+  }
+  return classes;
+}
+
+}  // namespace
+
 std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& layout,
                                           const std::vector<double>& shares) {
   const cost::ModelProfile& model = *context.model;
   const TrainingWorkload& workload = context.workload->training;
-  const cost::Sharding sharding = layout.sharding();
   const StateBytes dense = TrainingStateBytes(workload, layout, false);
   const StateBytes expert = TrainingStateBytes(workload, layout, true);
   const auto sequence = static_cast<double>(workload.sequence_tokens);
@@ -157,35 +208,23 @@ std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& 
   const std::vector<int32_t> starts = Starts(layout.cut);
   const auto tp = static_cast<double>(layout.tp);
   double gathered = 0;
+  const std::vector<TrainingClass> classes = TrainingClasses(context, layout, rows);
   for (size_t s = 0; s + 1 < starts.size(); ++s) {
     const auto rank = RankOfStage(layout, static_cast<int64_t>(s));
     MemoryAccount& account = ranks[static_cast<size_t>(rank)];
     double activations = 0;
     double working = 0;
-    double matrix = 0;  // largest gradient, at 16 bits until it is added to the 32-bit sum
+    double matrix = 0;
     for (int32_t l = starts[s]; l < starts[s + 1]; ++l) {
-      const cost::LayerProfile& layer = model.layer(l);
-      const auto [d, e] = cost::ParametersPerDevice(layer, sharding);
-      account.weights += d * dense.weights + e * expert.weights;
-      account.gradients += d * dense.gradients + e * expert.gradients;
-      account.optimizer += d * dense.optimizer + e * expert.optimizer;
-      gathered = std::max(gathered, 2 * (d + e));
-      if (workload.fp32_gradients) {
-        matrix = std::max(matrix, 2 * layer.embedding_parameters / tp);
-        for (const cost::Product& product : layer.products) {
-          matrix = std::max(matrix, 2 * product.parameters() / product.parts(layout.tp));
-        }
-      }
-      activations += ActivationBytes(layer, layout, rows, sequence);
-      if (layout.recompute == Recompute::kFull && layer.kind == model::LayerKind::kDecoder) {
-        Layout open = layout;
-        open.recompute = Recompute::kSelective;
-        working = std::max(working, ActivationBytes(layer, open, rows, sequence));
-      }
-      if (layer.kind == model::LayerKind::kHead) {
-        // Logits in 32 bits and their gradient in place; one micro-batch at a time.
-        working = std::max(working, rows * 4 * model.vocabulary / tp);
-      }
+      const TrainingClass& c =
+          classes[static_cast<size_t>(model.class_of[static_cast<size_t>(l)])];
+      account.weights += c.dense * dense.weights + c.expert * expert.weights;
+      account.gradients += c.dense * dense.gradients + c.expert * expert.gradients;
+      account.optimizer += c.dense * dense.optimizer + c.expert * expert.optimizer;
+      gathered = std::max(gathered, 2 * (c.dense + c.expert));
+      activations += c.activations;
+      working = std::max(working, c.working);
+      matrix = std::max(matrix, c.matrix);
     }
     account.activations +=
         activations * (shares.empty() ? InFlight(layout, rank) : shares[static_cast<size_t>(rank)]);

@@ -58,7 +58,10 @@ class Searcher {
   SearchResult Take();
 
  protected:
-  void Offer(Plan plan, const std::string& why);
+  void Accept(Plan plan);
+  // Keeps the rejection that is nearest to fitting per layout; `why` is asked for only then.
+  template <class Why>
+  void Reject(Plan plan, const Why& why);
   void Inference();
   void InferenceOf(int64_t tp, int64_t pp, InferencePricer& pricer);
   void Training();
@@ -91,15 +94,21 @@ bool Dominates(const Plan& a, const Plan& b, Mode mode) {
          a.memory.peak() <= b.memory.peak();
 }
 
-void Searcher::Offer(Plan plan, const std::string& why) {
+template <class Why>
+void Searcher::Reject(Plan plan, const Why& why) {
   const LayoutKey key = KeyOf(plan.layout);
-  if (!why.empty()) {
-    const auto it = rejected_.find(key);
-    if (it == rejected_.end() || plan.memory.peak() < it->second.plan.memory.peak()) {
-      rejected_[key] = Rejected{std::move(plan), why};
-    }
+  if (best_.contains(key)) {
     return;
   }
+  const auto it = rejected_.find(key);
+  if (it == rejected_.end() || plan.memory.peak() < it->second.plan.memory.peak()) {
+    std::string words = why(plan);
+    rejected_[key] = Rejected{std::move(plan), std::move(words)};
+  }
+}
+
+void Searcher::Accept(Plan plan) {
+  const LayoutKey key = KeyOf(plan.layout);
   best_tokens_per_s_ = std::max(best_tokens_per_s_, plan.tokens_per_s);
   const Mode mode = context_.workload->mode;
   bool dominated = false;
@@ -221,15 +230,19 @@ void Searcher::InferenceOf(int64_t tp, int64_t pp, InferencePricer& pricer) {
         }
         if (!why.empty()) {
           plan.layout.cut.assign(static_cast<size_t>(std::min<int64_t>(pp, 1 << 12)), 0);
-          Offer(std::move(plan), why);
+          Reject(std::move(plan), [&](const Plan&) { return why; });
           break;
         }
         if (TooHeavy(plan.layout)) {
           break;
         }
-        why = pricer.Price(plan);
+        const bool good = pricer.Price(plan);
         ++result_.evaluated;
-        Offer(std::move(plan), why);
+        if (good) {
+          Accept(std::move(plan));
+        } else {
+          Reject(std::move(plan), [&](const Plan& p) { return pricer.Why(p); });
+        }
         if (fixed_.micro_batch) {
           break;
         }
@@ -300,14 +313,18 @@ void Searcher::TrainingShape(const Layout& base, TrainingPricer& pricer) {
       if (!SetFixedCut(plan.layout)) {
         continue;
       }
-      std::string why = Impossible(context_, plan.layout);
-      if (why.empty()) {
-        why = pricer.Price(plan);
-        ++result_.evaluated;
-      } else {
+      const std::string impossible = Impossible(context_, plan.layout);
+      if (!impossible.empty()) {
         plan.layout.cut.assign(static_cast<size_t>(std::min<int64_t>(base.pp, 1 << 12)), 0);
+        Reject(std::move(plan), [&](const Plan&) { return impossible; });
+        continue;
       }
-      Offer(std::move(plan), why);
+      ++result_.evaluated;
+      if (pricer.Price(plan)) {
+        Accept(std::move(plan));
+      } else {
+        Reject(std::move(plan), [&](const Plan& p) { return pricer.Why(p); });
+      }
     }
   }
 }
@@ -377,8 +394,9 @@ void Searcher::Training() {
       Plan plan;
       plan.layout = layout;
       plan.layout.cut.assign(static_cast<size_t>(std::min<int64_t>(layout.pp, 1 << 12)), 0);
-      Offer(std::move(plan),
-            fmt::format("needs {} devices of {}", layout.devices(), options_.devices));
+      Reject(std::move(plan), [&](const Plan&) {
+        return fmt::format("needs {} devices of {}", layout.devices(), options_.devices);
+      });
       continue;
     }
     TrainingOf(layout, *training_);

@@ -47,7 +47,7 @@ struct TrainingPricer::Impl {
   double GradientSeconds(const Layout& layout, double params, double expert_params,
                          double compute_s, double* hidden_s) const;
   void Finish(Plan& plan, double schedule_s, double busy_s);
-  std::string Judge(Plan& plan) const;
+  std::string Judge(const Plan& plan) const;
 
   Context context;
   TrainingWorkload work;
@@ -240,12 +240,16 @@ void TrainingPricer::Impl::Finish(Plan& plan, double schedule_s, double busy_s) 
   std::vector<double> dense(static_cast<size_t>(layout.pp), 0);
   std::vector<double> expert(dense.size(), 0);
   std::vector<ClassStep> ranks(dense.size());
+  std::vector<std::pair<double, double>> parameters;
+  for (const cost::LayerProfile& layer : model.classes) {
+    parameters.push_back(cost::ParametersPerDevice(layer, layout.sharding()));
+  }
   size_t unit = 0;
   for (size_t s = 0; s < layout.cut.size(); ++s) {
     const auto r = static_cast<size_t>(RankOfStage(layout, static_cast<int64_t>(s)));
     for (int32_t i = 0; i < layout.cut[s]; ++i, ++unit) {
       const auto k = static_cast<size_t>(model.class_of[unit]);
-      const auto [d, e] = cost::ParametersPerDevice(model.classes[k], layout.sharding());
+      const auto [d, e] = parameters[k];
       dense[r] += d;
       expert[r] += e;
       ranks[r].compute_s += classes[k].compute_s;
@@ -291,7 +295,7 @@ void TrainingPricer::Impl::Finish(Plan& plan, double schedule_s, double busy_s) 
       static_cast<double>(layout.devices()) * context.system->device.power_w / plan.tokens_per_s;
 }
 
-std::string TrainingPricer::Impl::Judge(Plan& plan) const {
+std::string TrainingPricer::Impl::Judge(const Plan& plan) const {
   if (plan.memory.fits()) {
     return "";
   }
@@ -325,7 +329,9 @@ std::vector<StageStep> TrainingPricer::Stages(const Layout& layout) {
   return stages;
 }
 
-std::string TrainingPricer::Price(Plan& plan) {
+std::string TrainingPricer::Why(const Plan& plan) const { return impl_->Judge(plan); }
+
+bool TrainingPricer::Price(Plan& plan) {
   Layout& layout = plan.layout;
   layout.micro_batches = impl_->work.global_batch / (layout.dp * layout.micro_batch);
   impl_->Cut(layout);
@@ -375,7 +381,7 @@ std::string TrainingPricer::Price(Plan& plan) {
   impl_->Finish(plan, m * slowest + fill + hops, m * slowest);
   plan.per_rank = TrainingMemory(impl_->context, layout);
   plan.memory = Fullest(plan.per_rank);
-  return impl_->Judge(plan);
+  return plan.memory.fits();
 }
 
 Result<schedule::Schedule> ScheduleOf(const Layout& layout) {

@@ -27,9 +27,10 @@ class TrainingPricer {
   explicit TrainingPricer(const Context& context);
   ~TrainingPricer();
 
-  // Completes layout.cut and micro_batches and fills the figures by closed forms. Returns "" or why
-  // the layout is rejected.
-  std::string Price(Plan& plan);
+  // Completes layout.cut and micro_batches and fills the figures by closed forms. False where the
+  // layout is rejected; Why says it in words.
+  bool Price(Plan& plan);
+  std::string Why(const Plan& plan) const;
 
   // Replaces step_s, bubble_s, activations and what follows from them by the simulated schedule's.
   // Returns "" or why the layout is rejected after all. Errors: a schedule that cannot be generated

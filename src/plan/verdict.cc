@@ -45,18 +45,15 @@ std::optional<Plan> BestOf(const Context& context, const std::vector<Layout>& la
   for (const Layout& layout : layouts) {
     Plan plan;
     plan.layout = layout;
-    std::string why;
+    bool good = false;
     if (context.workload->mode == Mode::kTraining) {
-      why = Impossible(context, plan.layout);
-      if (why.empty()) {
-        why = training.Price(plan);
-      }
+      good = Impossible(context, plan.layout).empty() && training.Price(plan);
     } else {
       plan.layout.micro_batch = 0;
       plan.layout.prefill_chunk_tokens = 0;
-      why = inference.Price(plan);
+      good = inference.Price(plan);
     }
-    if (why.empty()) {
+    if (good) {
       plans.push_back(std::move(plan));
     }
   }
