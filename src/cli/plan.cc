@@ -14,6 +14,7 @@
 #include "cost/profile.h"
 #include "hw/system.h"
 #include "model/config.h"
+#include "plan/html.h"
 #include "plan/inference.h"
 #include "plan/report.h"
 #include "plan/search.h"
@@ -33,6 +34,7 @@ struct Flags {
   std::string mode;
   std::vector<std::string> sets;
   std::string fix;
+  std::string html;
   int64_t devices = 8;
   int top = 10;
 };
@@ -75,6 +77,9 @@ Result<int> Plan(const Flags& flags) {
     }
   }
   answer.verdict = plan::Judge(context, options, answer.search);
+  if (!flags.html.empty()) {
+    PENSTOCK_TRY(WriteFileAtomically(flags.html, plan::AnswerHtml(context, answer)));
+  }
   if (flags.common.json) {
     PrintJson(plan::AnswerJson(context, answer, flags.top));
   } else {
@@ -110,6 +115,7 @@ void AddPlan(CLI::App& app, int& status) {
                    "Fix parts of the layout, the rest is searched: tp, pp, dp, ep, cp, chunks, "
                    "micro_batch, schedule, recompute, sequence_parallel, zero, layers=a/b/c, "
                    "precision");
+  verb->add_option("--html", flags->html, "Write the answer as one page with plots to this file");
   verb->add_option("--top", flags->top, "Plans to show")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));

@@ -235,9 +235,8 @@ bool InferencePricer::Impl::ChooseChunk(Layout& layout, double sequences) {
   layout.prefill_chunk_tokens = static_cast<int64_t>(std::llround(candidates.front()));
   double best = PrefillSeconds(layout, sequences, candidates.front(), nullptr);
   // Larger micro-batches while they are faster and their rows fit beside the rest.
-  const MemoryAccount account =
-      Fullest(InferenceMemory(context, layout, sequences, std::ceil(prompt + output),
-                              candidates.front()));
+  const MemoryAccount account = Fullest(
+      InferenceMemory(context, layout, sequences, std::ceil(prompt + output), candidates.front()));
   const double room = account.capacity - account.reserve - account.peak();
   const double row_bytes = (account.activations + account.workspace) / candidates.front();
   for (size_t i = 1; i < candidates.size(); ++i) {
@@ -385,8 +384,8 @@ void InferencePricer::Impl::Rates(Plan& plan) const {
     plan.cost_per_million_tokens = static_cast<double>(layout.devices()) *
                                    context.system->price_usd_per_device_hour / 3600 /
                                    plan.tokens_per_s * 1e6;
-    plan.energy_j_per_token = static_cast<double>(layout.devices()) *
-                              context.system->device.power_w / plan.tokens_per_s;
+    plan.energy_j_per_token =
+        static_cast<double>(layout.devices()) * context.system->device.power_w / plan.tokens_per_s;
   }
 }
 
@@ -432,7 +431,9 @@ double InferencePricer::MostSequences(const Layout& layout) {
   return impl_->MostSequences(layout);
 }
 
-std::string InferencePricer::Why(const Plan& plan) const { return impl_->Judge(plan); }
+std::string InferencePricer::Why(const Plan& plan) const {
+  return impl_->Judge(plan);
+}
 
 bool InferencePricer::Price(Plan& plan) {
   Impl& self = *impl_;

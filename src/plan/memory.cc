@@ -57,9 +57,11 @@ std::vector<MemoryAccount> InferenceMemory(const Context& context, const Layout&
   std::vector<MemoryAccount> ranks(static_cast<size_t>(layout.pp));
   const std::vector<int32_t> starts = Starts(layout.cut);
   std::vector<double> working(ranks.size(), 0);
+
   struct ClassBytes {
     double weights, kv, working;
   };
+
   std::vector<ClassBytes> classes;
   for (const cost::LayerProfile& layer : model.classes) {
     classes.push_back({cost::WeightBytesPerDevice(layer, sharding, formats),
@@ -70,8 +72,7 @@ std::vector<MemoryAccount> InferenceMemory(const Context& context, const Layout&
     const auto rank = static_cast<size_t>(RankOfStage(layout, static_cast<int64_t>(s)));
     MemoryAccount& account = ranks[rank];
     for (int32_t l = starts[s]; l < starts[s + 1]; ++l) {
-      const ClassBytes& c =
-          classes[static_cast<size_t>(model.class_of[static_cast<size_t>(l)])];
+      const ClassBytes& c = classes[static_cast<size_t>(model.class_of[static_cast<size_t>(l)])];
       account.weights += c.weights;
       account.kv += c.kv;
       working[rank] = std::max(working[rank], c.working);
@@ -216,8 +217,7 @@ std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& 
     double working = 0;
     double matrix = 0;
     for (int32_t l = starts[s]; l < starts[s + 1]; ++l) {
-      const TrainingClass& c =
-          classes[static_cast<size_t>(model.class_of[static_cast<size_t>(l)])];
+      const TrainingClass& c = classes[static_cast<size_t>(model.class_of[static_cast<size_t>(l)])];
       account.weights += c.dense * dense.weights + c.expert * expert.weights;
       account.gradients += c.dense * dense.gradients + c.expert * expert.gradients;
       account.optimizer += c.dense * dense.optimizer + c.expert * expert.optimizer;

@@ -53,22 +53,6 @@ std::string Wrap(const std::string& text, size_t width, const std::string& inden
   return out + "\n";
 }
 
-std::string SensitivityText(const Sensitivity& s) {
-  const auto show = [&](double v) {
-    if (s.unit == "bytes") {
-      return FormatBytes(v);
-    }
-    if (s.unit == "bytes/s") {
-      return FormatBytes(v) + "/s";
-    }
-    if (s.unit == "s") {
-      return FormatSeconds(v);
-    }
-    return fmt::format("{:.3g}{}{}", v, s.unit.empty() ? "" : " ", s.unit);
-  };
-  return fmt::format("{}: {} now; at {} {}", s.constant, show(s.value), show(s.flips_at), s.then);
-}
-
 std::string PlanRow(const Plan& p, Mode mode) {
   const Layout& l = p.layout;
   const std::string latency =
@@ -117,6 +101,22 @@ void AddMemoryText(const Plan& best, std::string& out) {
 }
 
 }  // namespace
+
+std::string SensitivityText(const Sensitivity& s) {
+  const auto show = [&](double v) {
+    if (s.unit == "bytes") {
+      return FormatBytes(v);
+    }
+    if (s.unit == "bytes/s") {
+      return FormatBytes(v) + "/s";
+    }
+    if (s.unit == "s") {
+      return FormatSeconds(v);
+    }
+    return fmt::format("{:.3g}{}{}", v, s.unit.empty() ? "" : " ", s.unit);
+  };
+  return fmt::format("{}: {} now; at {} {}", s.constant, show(s.value), show(s.flips_at), s.then);
+}
 
 Json PlanJson(const Plan& p) {
   const Layout& l = p.layout;
@@ -227,7 +227,7 @@ Json AnswerJson(const Context& context, const Answer& answer, int top) {
   j["model"] = context.model->name;
   j["parameters"] = Bytes(context.model->parameters);
   j["parameters_active"] = Bytes(context.model->parameters_active);
-  j["parameters_mtp"] = Bytes(context.model->parameters_mtp);
+  j["parameters_mtp"] = Bytes(context.model->parameters + context.model->parameters_mtp);
   j["system"] = context.system->name;
   j["workload"] = context.workload->name;
   j["assumptions"] = Assumptions(context);

@@ -21,6 +21,9 @@ Json AnswerJson(const Context& context, const Answer& answer, int top);
 // assumed. Without colours; `width` columns at most where words allow.
 std::string AnswerText(const Context& context, const Answer& answer, int top, int width);
 
+// "memory per device: 85.52 GB now; at 20.71 GB pipelining (tp 8, pp 2)".
+std::string SensitivityText(const Sensitivity& sensitivity);
+
 // Every figure that the answer rests on and nobody measured here.
 std::vector<std::string> Assumptions(const Context& context);
 

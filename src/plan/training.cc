@@ -329,7 +329,9 @@ std::vector<StageStep> TrainingPricer::Stages(const Layout& layout) {
   return stages;
 }
 
-std::string TrainingPricer::Why(const Plan& plan) const { return impl_->Judge(plan); }
+std::string TrainingPricer::Why(const Plan& plan) const {
+  return impl_->Judge(plan);
+}
 
 bool TrainingPricer::Price(Plan& plan) {
   Layout& layout = plan.layout;

@@ -1,0 +1,151 @@
+// penstock plan as a user, a script and a browser see it.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "support/process.h"
+
+namespace penstock {
+namespace {
+
+using testing::Finished;
+using testing::RunCommand;
+using testing::RunPenstock;
+using testing::TemporaryFolder;
+
+struct Asked {
+  Json json;
+  int status = -1;
+  std::string err;
+};
+
+Asked Ask(const std::string& model, const std::string& system, int devices,
+          std::vector<std::string> more = {}, const std::string& mode = "inference") {
+  std::vector<std::string> arguments = {"plan",
+                                        "--mode",
+                                        mode,
+                                        "--model",
+                                        model,
+                                        "--system",
+                                        system,
+                                        "--workload",
+                                        mode,
+                                        "--devices",
+                                        std::to_string(devices)};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  arguments.emplace_back("--json");
+  const Finished run = RunPenstock(arguments);
+  Asked asked{Json::object(), run.status, run.err};
+  if (auto json = ParseJson(run.out, "output"); json.ok()) {
+    asked.json = std::move(json).value();
+  }
+  return asked;
+}
+
+TEST(Plan, WhatFitsWhere) {
+  const struct {
+    const char* model;
+    const char* system;
+    int devices;
+    const char* precision;
+    bool fits;
+  } cases[] = {{"llama-3.1-405b", "dgx-h100", 8, "bf16", false},
+               {"llama-3.1-405b", "dgx-h200", 8, "bf16", true},
+               {"llama-3.1-405b", "dgx-h100", 8, "fp8", true},
+               {"deepseek-v3", "dgx-h100", 8, "fp8", false},
+               {"deepseek-v3", "dgx-h200", 8, "fp8", true},
+               {"mixtral-8x7b", "rtx-4090", 2, "bf16", false},
+               {"llama-3.1-8b", "rtx-4090", 1, "bf16", true}};
+
+  for (const auto& c : cases) {
+    const Asked asked = Ask(c.model, c.system, c.devices,
+                            {"-W", std::string("precision=") + c.precision, "-W", "sequences=4"});
+    EXPECT_EQ(asked.status, c.fits ? 0 : 1) << c.model << " on " << c.system << asked.err;
+    EXPECT_EQ(!asked.json["plans"].empty(), c.fits) << c.model << " on " << c.system;
+    if (!c.fits) {
+      EXPECT_TRUE(asked.json["verdict"]["best"].is_null());
+      EXPECT_NE(asked.json["rejected"][0]["why"].get<std::string>().find("memory"),
+                std::string::npos);
+    }
+    for (const Json& plan : asked.json["plans"]) {
+      EXPECT_LE(plan["memory"]["peak_bytes"], plan["memory"]["capacity_bytes"]);
+    }
+  }
+}
+
+TEST(Plan, BadInputIsStatusTwoWithTheNearestRightThing) {
+  const Asked name = Ask("llama-3.1-7b", "dgx-h100", 8);
+  EXPECT_EQ(name.status, 2);
+  EXPECT_NE(name.err.find("llama-3.1-8b"), std::string::npos) << name.err;
+  const Asked key = Ask("llama-3.1-8b", "dgx-h100", 8, {"-W", "prompt_token=3"});
+  EXPECT_EQ(key.status, 2);
+  EXPECT_NE(key.err.find("'prompt_tokens'?"), std::string::npos) << key.err;
+  const Asked layers =
+      Ask("deepseek-v3", "dgx-h100", 64, {"--fix", "tp=8,pp=8,layers=7/8/8/8/8/8/8/5"}, "training");
+  EXPECT_EQ(layers.status, 2);
+  EXPECT_NE(layers.err.find("60 layers"), std::string::npos) << layers.err;
+  EXPECT_EQ(Ask("llama-3.1-8b", "dgx-h100", 8, {"--fix", "tp=nine"}).status, 2);
+  TemporaryFolder folder;
+  const std::string file = folder.path() + "/system.toml";
+  std::ofstream(file) << "[device]\nname = \"x\"\nmemory_bytes = \"80 GB\"\n";
+  const Asked system = Ask("llama-3.1-8b", file, 8);
+  EXPECT_EQ(system.status, 2);
+  EXPECT_NE(system.err.find("system.toml:3: device.memory_bytes"), std::string::npos) << system.err;
+}
+
+TEST(Plan, WindowedLayersKeepTheirWindow) {
+  const Asked asked = Ask("gpt-oss-120b", "dgx-h200", 1,
+                          {"--fix", "tp=1,pp=1", "-W", "sequences=1", "-W", "prompt_tokens=100000",
+                           "-W", "output_tokens=1000", "-W", "precision=fp8"});
+  ASSERT_EQ(asked.status, 0) << asked.err;
+  const double kv = asked.json["plans"][0]["memory"]["kv_bytes"].get<double>();
+  EXPECT_NEAR(kv / (18 * 2048.0 * (101000 + 128)), 1, 0.01);
+}
+
+// The value of the first data attribute of this name in the rendered page.
+std::string DataOf(const std::string& dom, const std::string& name) {
+  const size_t at = dom.find("data-" + name + "=\"");
+  if (at == std::string::npos) {
+    return "";
+  }
+  const size_t from = at + name.size() + 7;
+  return dom.substr(from, dom.find('"', from) - from);
+}
+
+TEST(Plan, ABrowserShowsTheVerdictTheStagesAndTheCapacityLineOfThePage) {
+  if (RunCommand({"chromium", "--version"}).status != 0) {
+    GTEST_SKIP() << "chromium is not installed";
+  }
+  TemporaryFolder folder;
+  const std::string page = folder.path() + "/plan.html";
+  const Asked asked =
+      Ask("llama-3.1-405b", "dgx-h100", 16, {"-W", "sequences=256", "--html", page});
+  ASSERT_EQ(asked.status, 0) << asked.err;
+  const auto text = ReadFile(page);
+  ASSERT_TRUE(text.ok());
+  EXPECT_LT(text->size(), size_t{2} << 20);
+  EXPECT_EQ(text->find("src=\"http"), std::string::npos);
+  EXPECT_EQ(text->find("href="), std::string::npos);
+  const Finished dom =
+      RunCommand({"chromium", "--headless=new", "--no-sandbox", "--disable-gpu",
+                  "--user-data-dir=" + folder.path() + "/profile", "--dump-dom", "file://" + page});
+  ASSERT_EQ(dom.status, 0) << dom.err.substr(0, 400);
+  EXPECT_EQ(DataOf(dom.out, "verdict"), "pipeline");
+  EXPECT_EQ(DataOf(dom.out, "stages"),
+            std::to_string(asked.json["verdict"]["best"]["pp"].get<int>()));
+  EXPECT_EQ(DataOf(dom.out, "capacity-bytes"),
+            std::to_string(asked.json["plans"][0]["memory"]["capacity_bytes"].get<int64_t>()));
+  EXPECT_NE(dom.out.find("usable 82.52 GB"), std::string::npos);
+  for (const char* plot : {"memory", "step", "pareto", "timeline"}) {
+    EXPECT_NE(dom.out.find(std::string("data-plot=\"") + plot + "\""), std::string::npos) << plot;
+  }
+}
+
+}  // namespace
+}  // namespace penstock
