@@ -168,6 +168,23 @@ Json PlanJson(const Plan& p) {
   return j;
 }
 
+std::optional<ErrorBand> BandOf(const Context& context) {
+  if (context.calibration().fitted_on.empty()) {
+    return std::nullopt;
+  }
+  const bool experts = context.model->has_experts;
+  if (context.workload->mode == Mode::kInference) {
+    if (experts) {
+      return std::nullopt;
+    }
+    return ErrorBand{-0.13, 0.13, "45 latencies of FasterTransformer, Megatron-530B on A100"};
+  }
+  if (experts) {
+    return ErrorBand{-0.42, 0.07, "14 step times of Grok-1 on H100 and GB200"};
+  }
+  return ErrorBand{-0.16, 0.11, "67 step times of dense models on A100, H100, H200 and GB200"};
+}
+
 Json AnswerJson(const Context& context, const Answer& answer, int top) {
   const Verdict& v = answer.verdict;
   Json verdict;
@@ -224,6 +241,11 @@ Json AnswerJson(const Context& context, const Answer& answer, int top) {
   j["seconds_s"] = answer.search.seconds_s;
   j["simulated"] = answer.search.simulated;
   j["simulate_s"] = answer.search.simulate_s;
+  if (const auto band = BandOf(context); band) {
+    j["error_band"] = Json{{"low", band->low}, {"high", band->high}, {"basis", band->basis}};
+  } else {
+    j["error_band"] = nullptr;
+  }
   j["model"] = context.model->name;
   j["parameters"] = Bytes(context.model->parameters);
   j["parameters_active"] = Bytes(context.model->parameters_active);
@@ -319,6 +341,13 @@ std::string AnswerText(const Context& context, const Answer& answer, int top, in
       }
       out += "  " + Wrap(fmt::format("{}: {}", LayoutText(r.plan.layout), r.why), columns, "    ");
     }
+  }
+  if (const auto band = BandOf(context); band) {
+    out += Wrap(fmt::format("\nPredictions of this kind were {:+.0f} to {:+.0f} % off ({}).",
+                            100 * band->low, 100 * band->high, band->basis),
+                columns, "");
+  } else {
+    out += "\nNo measurement of this kind was compared on this system: take times as estimates.\n";
   }
   out += "\nAssumed\n";
   for (const std::string& line : Assumptions(context)) {

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "base/json.h"
@@ -13,6 +14,16 @@ struct Answer {
   SearchResult search;
   Verdict verdict;
 };
+
+// How far predictions of this kind were from published measurements: shares of the measured value,
+// from docs/accuracy.md. Nothing where none was compared.
+struct ErrorBand {
+  double low = 0;  // predicted / measured - 1
+  double high = 0;
+  std::string basis;
+};
+
+std::optional<ErrorBand> BandOf(const Context& context);
 
 Json PlanJson(const Plan& plan);
 Json AnswerJson(const Context& context, const Answer& answer, int top);

@@ -214,8 +214,10 @@ double TrainingPricer::Impl::GradientSeconds(const Layout& layout, double params
     }
     const double gather = hw::AllGatherSeconds(system, group, n * 2);
     const double scatter = hw::AllGatherSeconds(system, group, n * gradient);
-    return layout.zero == 3 ? static_cast<double>(layout.micro_batches) * 2 * gather + scatter
-                            : scatter + gather;
+    // Sharded gradients are reduced for every micro-batch, since nobody holds their sum; sharded
+    // weights are gathered for every forward and backward pass.
+    const auto m = static_cast<double>(layout.micro_batches);
+    return (layout.zero >= 2 ? m : 1) * scatter + (layout.zero == 3 ? 2 * m : 1) * gather;
   };
   double seconds = exchange(params, {layout.dp * layout.cp, layout.tp});
   if (expert_params > 0) {
@@ -225,7 +227,7 @@ double TrainingPricer::Impl::GradientSeconds(const Layout& layout, double params
   }
   *all_s = seconds;
   const double share = context.calibration().exposed_data_parallel;
-  if (layout.zero == 3) {  // hidden behind the layers of the same micro-batch, where it fits
+  if (layout.zero >= 2) {  // hidden behind the layers of the same micro-batch, where it fits
     return std::max(share * seconds, seconds - compute_s);
   }
   return share * seconds;
