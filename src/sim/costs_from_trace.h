@@ -9,11 +9,11 @@
 namespace penstock::sim {
 
 // Per stage the median duration of its F, I, W (B in halves where it was not split) and R; per pair
-// of ranks that exchanged messages the median time from hand-over to arrival as latency, with the
-// median over all pairs as that of the others; bytes of messages as output_bytes and
-// gradient_bytes. activation_bytes come from the counter "activations" where it is in bytes and a
-// rank has one stage: the largest rise. Stages are 0 to the highest in the timeline. Errors:
-// kInvalidArgument (no F of some stage).
+// of ranks that exchanged messages the time from hand-over to arrival as latency (that of the
+// fastest tenth: others lay at a busy receiver's), with that over all pairs for the others; bytes
+// of messages as output_bytes and gradient_bytes. activation_bytes come from the counter
+// "activations" where it is in bytes and a rank has one stage: the largest rise. Stages are 0 to
+// the highest in the timeline. Errors: kInvalidArgument (no F of some stage).
 Result<cost::CostModel> CostsFromTimeline(const trace::Timeline& timeline);
 
 }  // namespace penstock::sim

@@ -42,9 +42,15 @@ bool Repeats(const std::vector<double>& old_state, const std::vector<double>& st
   return most - least <= tolerance || most / cycle <= lower_s * (1 + kSame);
 }
 
+// What is kept of the steps that a timeline shows.
+struct Record {
+  std::vector<trace::RankTotals> totals;
+  std::vector<trace::RankTimeline> ranks;  // empty: nothing
+};
+
 // Runs on from the end of the first step until the time per step repeats.
 Result<Period> FindPeriod(Engine& engine, const SimOptions& options, double lower_s,
-                          int64_t actions, std::vector<double>& step_end_s) {
+                          int64_t actions, std::vector<double>& step_end_s, Record& record) {
   std::deque<std::vector<double>> states = {engine.State()};
   std::vector<double> ends = {engine.End()};
   const int64_t steps =
@@ -53,7 +59,15 @@ Result<Period> FindPeriod(Engine& engine, const SimOptions& options, double lowe
   for (int64_t step = 1; step < std::max<int64_t>(steps, options.steps); ++step) {
     if (options.barrier)
       engine.Barrier();
-    PENSTOCK_TRY(engine.RunStep());
+    const bool kept = step < options.steps && !record.ranks.empty();
+    std::vector<size_t> before;
+    for (const trace::RankTimeline& rank : record.ranks)
+      before.push_back(rank.slices.size());
+    PENSTOCK_TRY(engine.RunStep(kept ? &record.totals : nullptr, kept ? &record.ranks : nullptr));
+    for (size_t r = 0; kept && r < before.size(); ++r) {
+      for (size_t i = before[r]; i < record.ranks[r].slices.size(); ++i)
+        record.ranks[r].slices[i].step += static_cast<int32_t>(step);
+    }
     if (options.barrier)
       engine.Barrier();
     ends.push_back(engine.End());
@@ -119,10 +133,12 @@ Result<SimResult> Simulate(const Schedule& schedule, const cost::CostModel& cost
   PENSTOCK_TRY_ASSIGN(Engine engine, Engine::Make(schedule, costs, options.transport));
   SimResult result;
   std::vector<trace::RankTotals> totals(schedule.ranks.size());
-  std::vector<trace::RankTimeline> record(options.timeline ? schedule.ranks.size() : 0);
-  for (size_t r = 0; r < record.size(); ++r)
-    record[r].slices.reserve(schedule.ranks[r].size());
-  PENSTOCK_TRY(engine.RunStep(&totals, options.timeline ? &record : nullptr));
+  Record record;
+  record.ranks.resize(options.timeline ? schedule.ranks.size() : 0);
+  for (size_t r = 0; r < record.ranks.size(); ++r)
+    record.ranks[r].slices.reserve(schedule.ranks[r].size());
+  PENSTOCK_TRY(engine.RunStep(&totals, options.timeline ? &record.ranks : nullptr));
+  record.totals = totals;
   result.makespan_s = engine.End();
   result.step_end_s.push_back(result.makespan_s);
   result.actions = schedule.CountActions();
@@ -132,15 +148,17 @@ Result<SimResult> Simulate(const Schedule& schedule, const cost::CostModel& cost
   const Bounds bounds = LowerBounds(schedule, costs, options.activation_limit);
   result.lower_bound_s = std::min(bounds.makespan_s, result.makespan_s);
   result.period_lower_bound_s = bounds.period_s;
-  if (options.timeline)
-    result.timeline = MakeTimeline(schedule, result.makespan_s, std::move(record), totals);
   if (options.period || options.steps > 1) {
     PENSTOCK_TRY_ASSIGN(const Period period,
                         FindPeriod(engine, options, bounds.period_s * schedule.steps,
-                                   result.actions, result.step_end_s));
+                                   result.actions, result.step_end_s, record));
     result.period_s = period.seconds / schedule.steps;
     result.period_exact = period.exact;
     result.period_lower_bound_s = std::min(result.period_lower_bound_s, result.period_s);
+  }
+  if (options.timeline) {
+    result.timeline =
+        MakeTimeline(schedule, result.step_end_s.back(), std::move(record.ranks), record.totals);
   }
   return result;
 }

@@ -30,7 +30,7 @@ namespace penstock::sim {
 struct SimOptions {
   schedule::Transport transport;  // of a lowered schedule; ignored for a compute-only one
   bool barrier = false;           // all ranks start each step together
-  bool timeline = false;          // keep the isolated step's timeline
+  bool timeline = false;          // keep the timeline, of `steps` steps
   bool period = true;             // run on until the time per step repeats
   int steps = 1;                  // steps whose ends are reported
   // Most that a rank may hold, in shares (see RankResult); for the memory-limited bounds only. One

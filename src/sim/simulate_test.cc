@@ -337,6 +337,20 @@ TEST(Simulate, StartsEveryStepTogetherBehindABarrier) {
   }
 }
 
+TEST(Simulate, KeepsTheTimelineOfAllStepsAskedFor) {
+  SimOptions options;
+  options.timeline = true;
+  options.steps = 3;
+  const SimResult result = Simulated(Make("decode-ring", 2, 3), {1, 1, 1, -1, 0}, options);
+  EXPECT_EQ(result.timeline->CountSlices(), 18);
+  EXPECT_EQ(result.timeline->ranks[1].slices.back().step, 2);
+  EXPECT_NEAR(result.timeline->end_s, 10, 1e-9);
+  EXPECT_NEAR(result.makespan_s, 4, 1e-9);
+  const trace::Account account = trace::AccountOf(*result.timeline);
+  EXPECT_NEAR(account.ranks[1].busy_s, 9, 1e-9);
+  EXPECT_NEAR(account.ranks[1].bubble.fill_s, 1, 1e-9);
+}
+
 TEST(Simulate, QueuesMessagesOnAnOccupiedLink) {
   const Schedule schedule = Make("forward", 2, 4);
   CostModel costs = MakeUniformCost({1, 1, 1, -1, 0}, 2, 1);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
 #include <unordered_map>
 
 #include "base/units.h"
@@ -34,17 +33,18 @@ Groups GroupSlices(const Timeline& timeline, int& steps) {
   for (const std::string& name : timeline.values)
     edges.push_back({name, schedule::EdgeKind::kValue, StageId(0), {}, 0});
   Groups groups;
-  std::set<int32_t> seen;
+  size_t most = 1;
   for (size_t r = 0; r < timeline.ranks.size(); ++r) {
     for (const Slice& slice : timeline.ranks[r].slices) {
-      seen.insert(slice.step);
       Group& group = groups[KeyOf(r, schedule::ActionText(slice.action, edges))];
       if (group.durations_s.empty())
         group.order = groups.size();
       group.durations_s.push_back(slice.end_s - slice.start_s);
+      if (IsWork(slice.action.kind))
+        most = std::max(most, group.durations_s.size());
     }
   }
-  steps = std::max<int>(1, static_cast<int>(seen.size()));
+  steps = static_cast<int>(most);
   return groups;
 }
 

@@ -36,7 +36,7 @@ struct KindDifference {
 struct Comparison {
   std::string planned_name;
   std::string measured_name;
-  int planned_steps = 0;  // distinct step numbers
+  int planned_steps = 0;  // how often the most frequent action of a rank occurs
   int measured_steps = 0;
   double planned_step_s = 0;  // window / steps
   double measured_step_s = 0;

@@ -42,6 +42,10 @@ struct SvgOptions {
 Result<std::string> Svg(const Timeline& timeline, const schedule::Schedule* schedule,
                         const SvgOptions& options);
 
+// The duration that the scale of a picture goes by: the shortest, but for the shortest tenth, which
+// a measured timeline may have by accident. `otherwise_s` where there is none.
+double ShortCell(std::vector<double> durations_s, double otherwise_s);
+
 // Shade of a slice's cell: the chunk on its rank, or with two copies of the weights the copy; 0
 // without a schedule.
 int ShadeOf(const Slice& slice, const schedule::Schedule* schedule);

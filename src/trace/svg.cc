@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 
 #include "base/units.h"
 #include "trace/picture.h"
@@ -165,7 +164,7 @@ class SvgDrawer {
 
  private:
   Result<> Scale() {
-    double shortest_s = to_s_ - from_s_;
+    std::vector<double> durations_s;
     int64_t count = 0;
     size_t label = 1;
     for (const RankTimeline& rank : timeline_.ranks) {
@@ -176,8 +175,8 @@ class SvgDrawer {
         used_ |= uint32_t{1} << static_cast<int>(slice.action.kind);
         label = std::max(label, NumberOf(slice).size());
         const double duration_s = slice.end_s - slice.start_s;
-        if (duration_s > 1e-6 * (to_s_ - from_s_))
-          shortest_s = std::min(shortest_s, duration_s);
+        if (duration_s > 1e-6 * (to_s_ - from_s_) && IsWork(slice.action.kind))
+          durations_s.push_back(duration_s);
       }
     }
     if (count > kMostSlices) {
@@ -186,6 +185,7 @@ class SvgDrawer {
           "[trace.svg] {} actions, wanted at most {}: draw a part with --from and --to", count,
           kMostSlices);
     }
+    const double shortest_s = ShortCell(durations_s, to_s_ - from_s_);
     // As wide as the longest number wants, within reason.
     const double cell =
         std::max(options_.cell_width, std::min(kMostCell, kDigit * static_cast<double>(label) + 3));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "base/units.h"
 #include "trace/picture.h"
@@ -87,17 +86,18 @@ class GridDrawer {
   void Scale() {
     length_s_ = timeline_.end_s - timeline_.begin_s;
     from_s_ = std::clamp(options_.from_s, 0.0, std::max(0.0, length_s_));
-    double shortest_s = std::numeric_limits<double>::infinity();
+    std::vector<double> durations_s;
     size_t label = 1;
     for (const RankTimeline& rank : timeline_.ranks) {
       for (const Slice& slice : rank.slices) {
         const double duration_s = slice.end_s - slice.start_s;
-        if (duration_s <= 1e-9 * length_s_)
+        if (duration_s <= 1e-9 * length_s_ || !IsWork(slice.action.kind))
           continue;
-        shortest_s = std::min(shortest_s, duration_s);
+        durations_s.push_back(duration_s);
         label = std::max(label, LabelOf(slice).size());
       }
     }
+    double shortest_s = ShortCell(durations_s, length_s_);
     if (!(shortest_s < length_s_))
       shortest_s = std::max(length_s_, 1e-12);
     // The least and the most columns that the shortest action may get.
@@ -226,6 +226,14 @@ int ShadeOf(const Slice& slice, const Schedule* schedule) {
     return slice.action.micro_batch.valid() ? schedule->DirectionOf(slice.action.micro_batch) : 0;
   }
   return schedule->placement.ChunkOf(slice.action.stage);
+}
+
+double ShortCell(std::vector<double> durations_s, double otherwise_s) {
+  if (durations_s.empty())
+    return otherwise_s;
+  const auto tenth = durations_s.begin() + static_cast<std::ptrdiff_t>(durations_s.size() / 10);
+  std::nth_element(durations_s.begin(), tenth, durations_s.end());
+  return *tenth;
 }
 
 std::string TextGrid(const Timeline& timeline, const Schedule* schedule,

@@ -112,7 +112,8 @@ RankTotals TotalsOf(const RankTimeline& rank) {
   RankTotals totals;
   auto wait = rank.waits.begin();
   for (const Slice& slice : rank.slices) {
-    while (wait != rank.waits.end() && wait->end_s <= slice.start_s) {
+    // By their starts: an end may lie a rounding beyond the slice that it made wait.
+    while (wait != rank.waits.end() && wait->start_s < slice.start_s) {
       totals.AddIdle(wait->cause, wait->start_s, wait->end_s);
       ++wait;
     }

@@ -88,5 +88,12 @@ TEST(TotalsOf, EqualsWhatTheRecorderCounted) {
   }
 }
 
+TEST(TotalsOf, CountsAWaitThatRoundingMadeEndTooLate) {
+  RankTimeline rank;
+  rank.slices = {{Forward(0, 0), 0, 0, 0, 1, 0}, {Forward(0, 1), 0, 0, 2, 3, 0}};
+  rank.waits = {{Forward(1, 0), RankId(1), WaitCause::kImbalance, 1, 2 + 1e-10}};
+  EXPECT_NEAR(TotalsOf(rank).idle_s(WaitCause::kImbalance), 1, 1e-9);
+}
+
 }  // namespace
 }  // namespace penstock::trace
