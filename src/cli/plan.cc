@@ -14,6 +14,7 @@
 #include "cost/profile.h"
 #include "hw/system.h"
 #include "model/config.h"
+#include "plan/emit.h"
 #include "plan/html.h"
 #include "plan/inference.h"
 #include "plan/report.h"
@@ -21,6 +22,7 @@
 #include "plan/training.h"
 #include "plan/verdict.h"
 #include "plan/workload.h"
+#include "schedule/text/text.h"
 #include "weights/model_files.h"
 
 namespace penstock::cli {
@@ -35,6 +37,8 @@ struct Flags {
   std::vector<std::string> sets;
   std::string fix;
   std::string html;
+  std::string emit;
+  std::string emit_schedule;
   int64_t devices = 8;
   int top = 10;
 };
@@ -54,6 +58,17 @@ Result<cost::ModelProfile> ReadModel(const std::string& name) {
                                          model.config.family));
   profile.parameters_mtp = static_cast<double>(model.config.mtp_parameters);
   return profile;
+}
+
+// The best plan's schedule, in the native form.
+Result<> WriteSchedule(const plan::Answer& answer, const std::string& path) {
+  if (answer.search.plans.empty()) {
+    return MakeError(ErrorCode::kInvalidArgument, "[cli.plan] --emit-schedule: {}",
+                     answer.verdict.reason);
+  }
+  PENSTOCK_TRY_ASSIGN(const schedule::Schedule schedule,
+                      plan::ScheduleOf(answer.search.plans[0].layout));
+  return WriteFileAtomically(path, schedule::WriteNative(schedule));
 }
 
 // 0, or 1 where nothing fits.
@@ -77,6 +92,18 @@ Result<int> Plan(const Flags& flags) {
     }
   }
   answer.verdict = plan::Judge(context, options, answer.search);
+  if (!flags.emit_schedule.empty()) {
+    PENSTOCK_TRY(WriteSchedule(answer, flags.emit_schedule));
+  }
+  if (!flags.emit.empty()) {
+    if (answer.search.plans.empty()) {
+      return MakeError(ErrorCode::kInvalidArgument, "[cli.plan] --emit: {}", answer.verdict.reason);
+    }
+    PENSTOCK_TRY_ASSIGN(const std::string launch,
+                        plan::Emit(context, answer.search.plans[0], flags.emit));
+    fmt::print("{}", launch);
+    return 0;
+  }
   if (!flags.html.empty()) {
     PENSTOCK_TRY(WriteFileAtomically(flags.html, plan::AnswerHtml(context, answer)));
   }
@@ -116,6 +143,11 @@ void AddPlan(CLI::App& app, int& status) {
                    "micro_batch, schedule, recompute, sequence_parallel, zero, layers=a/b/c, "
                    "precision");
   verb->add_option("--html", flags->html, "Write the answer as one page with plots to this file");
+  verb->add_option("--emit", flags->emit,
+                   "Print how to launch the best plan instead: megatron, vllm or penstock")
+      ->check(CLI::IsMember({"megatron", "vllm", "penstock"}));
+  verb->add_option("--emit-schedule", flags->emit_schedule,
+                   "Write the best plan's schedule to this file");
   verb->add_option("--top", flags->top, "Plans to show")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));

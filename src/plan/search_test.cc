@@ -8,10 +8,12 @@
 #include "base/config_path.h"
 #include "base/json.h"
 #include "model/config.h"
+#include "plan/emit.h"
 #include "plan/memory.h"
 #include "plan/report.h"
 #include "plan/training.h"
 #include "plan/verdict.h"
+#include "schedule/layout.h"
 #include "sim/simulate.h"
 
 namespace penstock::plan {
@@ -232,6 +234,26 @@ TEST(Training, ClosedFormsAreNearTheSimulator) {
     ASSERT_TRUE(pricer.Simulate(plan).ok());
     EXPECT_NEAR(closed / plan.step_s, 1, 0.04) << name;
   }
+}
+
+TEST(Emit, MegatronsLayoutStringHasEveryLayerOnceInItsStage) {
+  const Question q("llama-3.1-405b", "dgx-h100", "training", {"global_batch=256"});
+  const SearchResult result = q.Find(256, "tp=8,pp=8,chunks=4,schedule=interleaved-1f1b");
+  ASSERT_FALSE(result.plans.empty());
+  const Layout& layout = result.plans[0].layout;
+  const auto stages = schedule::ParseLayout(MegatronLayout(layout), 8);
+  ASSERT_TRUE(stages.ok()) << stages.error().message << " " << MegatronLayout(layout);
+  const std::vector<int64_t> layers = DecoderLayers(layout.cut);
+  ASSERT_EQ(stages->size(), layers.size());
+  for (size_t s = 0; s < layers.size(); ++s) {
+    EXPECT_EQ(static_cast<int64_t>(stages.value()[s].decoder_layers.size()), layers[s]) << s;
+  }
+  const auto flags = Emit(q.context(), result.plans[0], "megatron");
+  ASSERT_TRUE(flags.ok()) << flags.error().message;
+  EXPECT_NE(flags->find("--tensor-model-parallel-size 8"), std::string::npos);
+  EXPECT_FALSE(Emit(q.context(), result.plans[0], "vllm").ok());
+  EXPECT_FALSE(Emit(q.context(), result.plans[0], "penstock").ok());
+  EXPECT_FALSE(Emit(q.context(), result.plans[0], "other").ok());
 }
 
 TEST(Report, TheJsonHasTheKeysOfTheContract) {
