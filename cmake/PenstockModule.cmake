@@ -1,10 +1,10 @@
 # penstock_module(NAME SOURCES ... DEPS <folders> LIBS <private external targets> PUBLIC_LIBS <public ones>
-#                 TESTS foo_test.cc ... TEST_LIBS <extra targets for the tests>)
+#                 TESTS foo_test.cc ... TEST_LIBS <extra targets for the tests> NO_PCH)
 #
 # One static library `penstock_NAME` (alias penstock::NAME) per folder of src/, and one test executable
 # `penstock_NAME_test` whose cases are registered one by one with CTest under the label NAME.
 function(penstock_module name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;LIBS;PUBLIC_LIBS;TESTS;TEST_LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "NO_PCH" "" "SOURCES;DEPS;LIBS;PUBLIC_LIBS;TESTS;TEST_LIBS" ${ARGN})
   set(target penstock_${name})
   if(ARG_SOURCES)
     add_library(${target} STATIC ${ARG_SOURCES})
@@ -20,6 +20,9 @@ function(penstock_module name)
   endforeach()
   if(ARG_LIBS)
     target_link_libraries(${target} PRIVATE ${ARG_LIBS})
+  endif()
+  if(PENSTOCK_PCH AND ARG_SOURCES AND NOT ARG_NO_PCH)
+    target_precompile_headers(${target} REUSE_FROM penstock_pch)
   endif()
   if(PENSTOCK_TESTS AND ARG_TESTS)
     penstock_test(${target}_test LABEL ${name} SOURCES ${ARG_TESTS} LIBS ${target} ${ARG_TEST_LIBS})
