@@ -32,7 +32,7 @@ struct Error {
   std::string message;
 };
 
-// Exit status that interfaces.md fixes: 2 for what the user handed in, 3 for what failed while running.
+// Exit status of the command: 2 for what the user handed in, 3 for what failed while running.
 int ExitStatus(ErrorCode code);
 
 }  // namespace penstock
