@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <string_view>
 
@@ -55,10 +56,17 @@ class MemoryAccount {
   int64_t limit_bytes() const { return limit_bytes_; }
 
  private:
+  friend class Buffer;
+  class Piece;
+  // The next `bytes` of the current piece of huge pages, or of a new one, at `data`; what keeps the
+  // piece alive. Null if the system has none.
+  std::shared_ptr<void> Carve(int64_t bytes, std::byte*& data);
+
   mutable std::mutex mutex_;
   int64_t limit_bytes_;
   MemoryFigures current_;
   MemoryFigures peak_;
+  std::weak_ptr<Piece> piece_;
 };
 
 // 64-byte aligned host memory that belongs to an account. Movable. Contents are not initialized.
@@ -81,6 +89,7 @@ class Buffer {
   int64_t size_ = 0;
   MemoryAccount* account_ = nullptr;
   MemoryCategory category_ = MemoryCategory::kWorkspace;
+  std::shared_ptr<void> piece_;  // holds the memory, if it was carved from a larger piece
 };
 
 }  // namespace penstock

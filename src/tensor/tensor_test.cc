@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
 #include "tensor/memory.h"
 
 namespace penstock {
@@ -27,6 +31,34 @@ TEST(MemoryAccount, RefusesBeyondItsLimitWithBothNumbers) {
   EXPECT_EQ(buffer.error().code, ErrorCode::kOutOfMemory);
   EXPECT_NE(buffer.error().message.find("1001"), std::string::npos);
   EXPECT_EQ(account.peak().total, 0);
+}
+
+TEST(Buffer, ManyOfWeightsAndKeysAreApartAndAligned) {
+  MemoryAccount account;
+  std::vector<Buffer> buffers;
+  for (const int64_t bytes : {20000, 100, 70000000, 20001, 500000, 64}) {
+    for (const MemoryCategory category : {MemoryCategory::kWeights, MemoryCategory::kKv}) {
+      auto buffer = Buffer::Allocate(account, category, bytes);
+      ASSERT_TRUE(buffer.ok());
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.value().data()) % 64, 0U);
+      buffers.push_back(std::move(buffer).value());
+    }
+  }
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    std::fill(buffers[i].data(), buffers[i].data() + buffers[i].size(), static_cast<std::byte>(i));
+  }
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const std::byte* end = buffers[i].data() + buffers[i].size();
+    EXPECT_EQ(
+        std::count(static_cast<const Buffer&>(buffers[i]).data(), end, static_cast<std::byte>(i)),
+        buffers[i].size());
+  }
+  buffers.erase(buffers.begin() + 3, buffers.end());
+  Buffer moved = std::move(buffers[2]);
+  buffers.clear();
+  EXPECT_EQ(account.current().total, moved.size());
+  moved = Buffer();
+  EXPECT_EQ(account.current().total, 0);
 }
 
 TEST(Tensor, SlicesColumnsAndRowsWithoutCopying) {
