@@ -29,9 +29,11 @@ function(penstock_module name)
   endif()
 endfunction()
 
-# penstock_test(TARGET LABEL label SOURCES ... LIBS ... [TIMEOUT s] [ENV "A=1"] [PREFIX p.] [FILTER gtest-filter])
+# penstock_test(TARGET LABEL label SOURCES ... LIBS ... [TIMEOUT s] [ENV "A=1"] [SLOW])
+#
+# With SLOW, cases whose names hold "Slow" get the label `slow` instead (scripts/test leaves them out).
 function(penstock_test target)
-  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LIBS;ENV" ${ARGN})
+  cmake_parse_arguments(ARG "SLOW" "LABEL;TIMEOUT" "SOURCES;LIBS;ENV" ${ARGN})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
@@ -39,7 +41,23 @@ function(penstock_test target)
   target_link_libraries(${target} PRIVATE ${ARG_LIBS} penstock_options GTest::gtest GTest::gtest_main)
   target_compile_definitions(${target} PRIVATE PENSTOCK_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
                                                PENSTOCK_BINARY_DIR="${CMAKE_BINARY_DIR}")
+  set(filter "*")
+  if(ARG_SLOW)
+    set(filter "-*Slow*")
+    penstock_register(${target} PREFIX "${ARG_LABEL}." LABEL slow FILTER "*Slow*"
+      TIMEOUT 7200 ENV ${ARG_ENV})
+  endif()
+  penstock_register(${target} PREFIX "${ARG_LABEL}." LABEL ${ARG_LABEL} FILTER "${filter}"
+    TIMEOUT ${ARG_TIMEOUT} ENV ${ARG_ENV})
+endfunction()
+
+# penstock_register(TARGET PREFIX p. LABEL label FILTER gtest-filter TIMEOUT s [ENV "A=1"])
+#
+# Registers the cases of a test executable, once more if it has been (under another prefix).
+function(penstock_register target)
+  cmake_parse_arguments(ARG "" "PREFIX;LABEL;FILTER;TIMEOUT" "ENV" ${ARGN})
+  string(MAKE_C_IDENTIFIER "${target}_${ARG_PREFIX}${ARG_FILTER}" list)
   gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-    TEST_PREFIX "${ARG_LABEL}." PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT}
-    ENVIRONMENT "${ARG_ENV}")
+    TEST_PREFIX "${ARG_PREFIX}" TEST_FILTER "${ARG_FILTER}" TEST_LIST ${list}
+    PROPERTIES LABELS "${ARG_LABEL}" TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "${ARG_ENV}")
 endfunction()

@@ -65,7 +65,7 @@ Result<Rates> OneRepeat(serve::Engine& engine, const std::vector<Prompt>& prompt
     engine.decider().Release(generation.engine_sequence(i));
   }
   if (Interrupted()) {
-    return MakeError(ErrorCode::kInterrupted, "[cli.bench] interrupted");
+    return InterruptedError();
   }
   return generation.rates();
 }

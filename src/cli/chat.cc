@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -27,12 +28,12 @@ struct ChatFlags {
   std::vector<std::string> stops;
 };
 
-// Lines from standard input, with a call every few seconds while nothing comes.
+// Lines from standard input, with a call every `every_s` seconds while nothing comes.
 class LineReader {
  public:
   // False at the end of the input. Errors: those of `idle`.
   template <class Idle>
-  Result<bool> Next(std::string& line, Idle idle) {
+  Result<bool> Next(std::string& line, double every_s, Idle idle) {
     while (true) {
       const size_t end = buffer_.find('\n');
       if (end != std::string::npos) {
@@ -41,7 +42,7 @@ class LineReader {
         return true;
       }
       pollfd poll_input{STDIN_FILENO, POLLIN, 0};
-      const int ready = ::poll(&poll_input, 1, 3000);
+      const int ready = ::poll(&poll_input, 1, std::max(1, static_cast<int>(every_s * 1000)));
       if (Interrupted()) {
         return false;
       }
@@ -95,22 +96,28 @@ class Conversation {
                        "[cli.chat] the conversation would have {} tokens, but the context has {}; /reset starts a new one", ids.size(), context_);
     }
     options.max_new = std::min(options.max_new, room);
-    Generation generation(engine_, &tokenizer_.tokenizer, options, [](size_t, const std::string& piece) {
-      std::fwrite(piece.data(), 1, piece.size(), stdout);
-      std::fflush(stdout);
-    });
+    const bool stream = !flags_.model.common.json;
+    OnText on_text;
+    if (stream) {
+      on_text = StreamToStdout();
+    }
+    Generation generation(engine_, &tokenizer_.tokenizer, options, on_text);
     PENSTOCK_TRY(Start(generation, ids));
     PENSTOCK_TRY(generation.Run());
     sequence_ = generation.engine_sequence(0);
     rates_ = generation.rates();
-    const std::vector<Output> outputs = generation.TakeOutputs();
-    fmt::print("\n");
-    std::fflush(stdout);
+    std::vector<Output> outputs = generation.TakeOutputs();
+    if (stream) {
+      fmt::print("\n");
+      std::fflush(stdout);
+    }
     messages_.push_back({"assistant", outputs[0].text});
+    answers_.push_back(std::move(outputs[0]));
     return {};
   }
 
   const Rates& rates() const { return rates_; }
+  const std::vector<Output>& answers() const { return answers_; }
 
  private:
   // Goes on behind the kept tokens when they are a beginning of the new text; else (a template that rewrites earlier turns) starts anew.
@@ -135,6 +142,7 @@ class Conversation {
   int32_t sequence_ = -1;
   std::vector<text::ChatMessage> messages_;
   Rates rates_;
+  std::vector<Output> answers_;
 };
 
 void PrintStats(const Rates& rates) {
@@ -143,7 +151,8 @@ void PrintStats(const Rates& rates) {
              rate(rates.prefill_tokens, rates.prefill_s), rates.decode_tokens, rate(rates.decode_tokens, rates.decode_s));
 }
 
-Result<> Talk(Conversation& conversation, serve::Engine& engine) {
+Result<> Talk(Conversation& conversation, serve::Engine& engine, double deadline_s) {
+  const double heartbeat_s = std::min(3.0, deadline_s / 4);
   const bool person = ::isatty(STDIN_FILENO) != 0;
   if (person) {
     fmt::print(stderr, "/reset starts anew, /stats shows rates, /exit ends\n");
@@ -155,7 +164,7 @@ Result<> Talk(Conversation& conversation, serve::Engine& engine) {
       fmt::print(stderr, "{}> {}", ColourOnStderr() ? "\x1b[1m" : "", ColourOnStderr() ? "\x1b[0m" : "");
       std::fflush(stderr);
     }
-    PENSTOCK_TRY_ASSIGN(const bool more, reader.Next(line, [&] { return engine.Heartbeat(); }));
+    PENSTOCK_TRY_ASSIGN(const bool more, reader.Next(line, heartbeat_s, [&] { return engine.Heartbeat(); }));
     if (!more || line == "/exit" || line == "/quit") {
       return {};
     }
@@ -195,12 +204,16 @@ Result<> ChatBody(const ChatFlags& flags, const serve::ModelBundle& bundle, cons
   demand.penalties = generate.sampling.penalizes();
   PENSTOCK_TRY_ASSIGN(const auto engine, serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
   Conversation conversation(flags, *engine, tokenizer, *chat, generate, context);
-  PENSTOCK_TRY(Talk(conversation, *engine));
+  PENSTOCK_TRY(Talk(conversation, *engine, options.deadline_s));
   PENSTOCK_TRY_ASSIGN(const serve::RunReport report, engine->Stop());
   if (flags.model.common.json) {
     Json json;
     json["model"] = flags.model.model;
     AddRunJson(json, *engine, report, conversation.rates());
+    json["outputs"] = Json::array();
+    for (const Output& answer : conversation.answers()) {
+      json["outputs"].push_back(OutputJson(answer));
+    }
     PrintJson(json);
   }
   return {};

@@ -1,16 +1,27 @@
 #include "cli/generate.h"
 
 #include <algorithm>
+#include <cstdio>
 
 #include "cli/model_flags.h"
 
 namespace penstock::cli {
 
+OnText StreamToStdout() {
+  return [](size_t, const std::string& piece) {
+    std::fwrite(piece.data(), 1, piece.size(), stdout);
+    if (std::fflush(stdout) != 0) {
+      Interrupt();
+    }
+  };
+}
+
 Generation::Generation(serve::Engine& engine, const text::Tokenizer* tokenizer, const GenerateOptions& options, OnText on_text)
     : engine_(engine), tokenizer_(tokenizer), options_(options), on_text_(std::move(on_text)) {}
 
-Result<Generation::Entry> Generation::NewEntry(int64_t prompt_tokens) {
+Result<Generation::Entry> Generation::NewEntry(int64_t prompt_tokens, int64_t max_new) {
   Entry entry;
+  entry.max_new = max_new;
   entry.output.prompt_tokens = prompt_tokens;
   if (tokenizer_ != nullptr) {
     entry.detokenizer.emplace(*tokenizer_, text::DetokenizerOptions{.skip_special = true, .at_start = false});
@@ -23,14 +34,14 @@ Result<Generation::Entry> Generation::NewEntry(int64_t prompt_tokens) {
 }
 
 Result<> Generation::Add(const Prompt& prompt, int64_t room) {
-  PENSTOCK_TRY_ASSIGN(Entry entry, NewEntry(static_cast<int64_t>(prompt.tokens.size())));
-  PENSTOCK_TRY_ASSIGN(entry.sequence, engine_.Admit(prompt.tokens, options_.max_new, options_.sampling, room));
+  PENSTOCK_TRY_ASSIGN(Entry entry, NewEntry(static_cast<int64_t>(prompt.tokens.size()), prompt.max_new > 0 ? prompt.max_new : options_.max_new));
+  PENSTOCK_TRY_ASSIGN(entry.sequence, engine_.Admit(prompt.tokens, entry.max_new, options_.sampling, room));
   entries_.push_back(std::move(entry));
   return {};
 }
 
 Result<> Generation::AddContinued(int32_t sequence, std::span<const int32_t> tokens) {
-  PENSTOCK_TRY_ASSIGN(Entry entry, NewEntry(static_cast<int64_t>(tokens.size())));
+  PENSTOCK_TRY_ASSIGN(Entry entry, NewEntry(static_cast<int64_t>(tokens.size()), options_.max_new));
   entry.sequence = sequence;
   PENSTOCK_TRY(engine_.Continue(sequence, tokens, options_.max_new, options_.sampling));
   entries_.push_back(std::move(entry));
@@ -88,7 +99,7 @@ bool Generation::OnRow(const serve::RowResult& row) {
     Close(entry, "stop");
     return true;
   }
-  if (static_cast<int64_t>(entry.output.tokens.size()) >= options_.max_new) {
+  if (static_cast<int64_t>(entry.output.tokens.size()) >= entry.max_new) {
     Close(entry, "length");
   }
   return false;

@@ -17,6 +17,7 @@ namespace penstock::cli {
 
 struct Prompt {
   std::vector<int32_t> tokens;
+  int64_t max_new = 0;  // 0: that of the options
 };
 
 struct GenerateOptions {
@@ -48,6 +49,9 @@ struct Rates {
 // Called with text that may be shown at once (whole characters).
 using OnText = std::function<void(size_t sequence, const std::string& piece)>;
 
+// Writes each piece at once; a reader that went away counts as Ctrl-C.
+OnText StreamToStdout();
+
 // One batch of sequences, from their first plan to their last token. `tokenizer` may be null (no text then).
 class Generation {
  public:
@@ -68,6 +72,7 @@ class Generation {
  private:
   struct Entry {
     int32_t sequence = 0;
+    int64_t max_new = 0;
     Output output;
     std::optional<text::Detokenizer> detokenizer;
     std::optional<text::StopFilter> filter;
@@ -75,7 +80,7 @@ class Generation {
     double last_s = -1;
   };
 
-  Result<Entry> NewEntry(int64_t prompt_tokens);
+  Result<Entry> NewEntry(int64_t prompt_tokens, int64_t max_new);
   bool OnRow(const serve::RowResult& row);
   void Show(Entry& entry, const std::string& text);
   void Close(Entry& entry, const char* reason);

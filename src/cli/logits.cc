@@ -22,6 +22,12 @@ struct LogitsFlags {
 Result<> LogitsBody(const LogitsFlags& flags, const serve::ModelBundle& bundle, const serve::RunOptions& options,
                     std::unique_ptr<comm::Channel> channel) {
   PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> tokens, ParseIds(flags.tokens, "--tokens"));
+  if (tokens.empty()) {
+    return MakeError(ErrorCode::kInvalidArgument, "[cli.logits] --tokens holds no ids, wanted at least one");
+  }
+  if (flags.model.common.json && flags.output == "-") {
+    return MakeError(ErrorCode::kInvalidArgument, "[cli.logits] --json and -o - both want standard output; name a file");
+  }
   const auto rows = static_cast<int64_t>(tokens.size());
   serve::RunOptions run = options;
   if (run.context == 0) {
@@ -41,6 +47,9 @@ Result<> LogitsBody(const LogitsFlags& flags, const serve::ModelBundle& bundle, 
       std::copy(row.logits.begin(), row.logits.end(), logits.begin() + row.position * vocabulary);
       return false;
     }));
+    if (Interrupted()) {
+      return InterruptedError();
+    }
   }
   PENSTOCK_TRY(engine->Stop());
   if (!flags.output.empty()) {

@@ -1,6 +1,7 @@
 #include "cli/model_flags.h"
 
 #include <fmt/core.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -50,14 +51,33 @@ Result<std::optional<DType>> ParseKv(const std::string& text) {
   return MakeError(ErrorCode::kInvalidArgument, "[cli.flags] --kv: got '{}', wanted auto, f32 or bf16", text);
 }
 
-// Under MPI every rank meets the same bad flag or file; rank 0 says it, the others only if it did not.
+// Under MPI every rank meets the same bad flag or file; rank 0 says it, the others only if it did not. What failed while running is said at once.
 int FailOnRank(const CLI::App& verb, const Error& error, int rank) {
   if (rank > 0) {
-    std::this_thread::sleep_for(std::chrono::seconds(2));
+    if (ExitStatus(error.code) == 2) {
+      std::this_thread::sleep_for(std::chrono::seconds(2));
+    }
     fmt::print(stderr, "penstock {} (rank {}): {}\n", verb.get_name(), rank, error.message);
     return ExitStatus(error.code);
   }
   return Fail(verb, error);
+}
+
+// mpirun throws away what it has not read when a rank aborts: waits until it has read what we wrote, at most a second.
+void WaitUntilRead(int fd) {
+  int unread = 1;
+  for (int tries = 0; tries < 100 && ::ioctl(fd, FIONREAD, &unread) == 0 && unread > 0; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+void AbortAll(int status) {
+  std::fflush(stdout);
+  std::fflush(stderr);
+  WaitUntilRead(STDOUT_FILENO);
+  WaitUntilRead(STDERR_FILENO);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // and written it
+  comm::AbortMpi(status);
 }
 
 Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> channel, const ModelBody& body) {
@@ -94,7 +114,9 @@ void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
   constexpr int64_t kMany = int64_t{1} << 20;
   verb.add_option("-m,--model", flags.model, "A .gguf file or a folder in Hugging Face layout")->required()->type_name("MODEL");
   AddInteger(verb, "--stages", flags.stages, "Pipeline stages (default 1, under mpirun its ranks)", 1, kMany)->type_name("N");
-  verb.add_option("--cut", flags.cut, "Layers at which new stages start, for instance 10,20 (layer 0 is the embedding)")->type_name("LIST");
+  verb.add_option("--cut", flags.cut, "Layers at which new stages start, for instance 10,20 (layer 0 is the embedding)")
+      ->check([](const std::string& text) { return text.empty() ? std::string("got nothing, wanted layers, for instance 10,20") : std::string(); })
+      ->type_name("LIST");
   AddInteger(verb, "--groups", flags.groups, "Groups of sequences in flight (default: the stages)", 1, 4096)->type_name("G");
   AddInteger(verb, "--threads", flags.threads, "Threads per stage (default: cores / stages)", 1, 4096)->type_name("N");
   verb.add_option("--weights", flags.weights, "auto, f32, bf16, int8 or int4")->type_name("TYPE");
@@ -104,7 +126,6 @@ void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
   AddInteger(verb, "--prefill-chunk", flags.prefill_chunk, "Tokens of a prompt per micro-batch (default: chosen)", 1, 65536)->type_name("N");
   verb.add_option("--memory", flags.memory, "Bytes that each rank may use, for instance 2GiB")->type_name("BYTES");
   verb.add_option("--deadline", flags.deadline_s, "Seconds that a stage waits for another before the run fails")
-      ->check(CLI::Range(0.01, 86400.0))
       ->type_name("S");
 }
 
@@ -123,6 +144,9 @@ Result<serve::RunOptions> ToRunOptions(const ModelFlags& flags) {
     if (options.memory_bytes == 0) {
       return MakeError(ErrorCode::kInvalidArgument, "[cli.flags] --memory: got 0 bytes, wanted more");
     }
+  }
+  if (!(flags.deadline_s >= 0.01 && flags.deadline_s <= 86400)) {
+    return MakeError(ErrorCode::kInvalidArgument, "[cli.flags] --deadline: got {}, wanted 0.01 to 86400 seconds", flags.deadline_s);
   }
   options.deadline_s = flags.deadline_s;
   return options;
@@ -169,7 +193,9 @@ int RunModelVerb(const CLI::App& verb, const ModelFlags& flags, const ModelBody&
   const Result<> result = RunOnRank(flags, std::move(channel), body);
   if (!result.ok()) {
     const int status = FailOnRank(verb, result.error(), rank);
-    comm::AbortMpi(status);
+    if (mpi) {
+      AbortAll(status);
+    }
     return status;
   }
   comm::FinalizeMpi();
@@ -218,5 +244,9 @@ void CatchInterrupts() {
 }
 
 bool Interrupted() { return interrupts > 0; }
+
+void Interrupt() { interrupts = interrupts + 1; }
+
+Error InterruptedError() { return MakeError(ErrorCode::kInterrupted, "[cli] interrupted"); }
 
 }  // namespace penstock::cli

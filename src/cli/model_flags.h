@@ -50,5 +50,9 @@ serve::LoadProgress LoadProgressBar();
 // Set by Ctrl-C (and SIGTERM); a second Ctrl-C ends the process at once.
 void CatchInterrupts();
 bool Interrupted();
+// As Ctrl-C does.
+void Interrupt();
+// The error of a verb that has no half result to print.
+Error InterruptedError();
 
 }  // namespace penstock::cli

@@ -72,6 +72,9 @@ Result<> PerplexityBody(const PerplexityFlags& flags, const serve::ModelBundle& 
       scores[static_cast<size_t>(row.sequence)][static_cast<size_t>(row.position)] = row.sampled.logprob;
       return false;
     }));
+    if (Interrupted()) {
+      return InterruptedError();
+    }
   }
   PENSTOCK_TRY(engine->Stop());
   double sum = 0;

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <iterator>
@@ -28,6 +29,7 @@ struct RunFlags {
   std::string chat_file;
   std::vector<std::string> token_lists;
   int64_t max_new = 256;
+  bool max_new_given = false;
   std::string template_name;
   std::string system;
   std::vector<std::string> stops;
@@ -77,6 +79,10 @@ Result<std::vector<Prompt>> Prompts(const RunFlags& flags, const LoadedTokenizer
     texts.push_back(std::move(text));
   }
   if (tokenizer == nullptr) {
+    if (!texts.empty() || !flags.chat_file.empty()) {
+      return MakeError(ErrorCode::kInvalidArgument, "[cli.run] {}: a text needs a tokenizer, and the model has none; --tokens works without",
+                       flags.model.model);
+    }
     return prompts;
   }
   for (const std::string& text : texts) {
@@ -92,10 +98,12 @@ Result<std::vector<Prompt>> Prompts(const RunFlags& flags, const LoadedTokenizer
   return prompts;
 }
 
-// Every sequence must fit the context before anything is loaded.
-Result<> CheckLengths(const std::vector<Prompt>& prompts, int64_t max_new, int64_t context) {
+// Every sequence must fit the context before anything is loaded. Without -n a sequence may end where the context does.
+Result<> SetBudgets(std::vector<Prompt>& prompts, const RunFlags& flags, int64_t context) {
   for (size_t i = 0; i < prompts.size(); ++i) {
     const auto length = static_cast<int64_t>(prompts[i].tokens.size());
+    const int64_t max_new = flags.max_new_given ? flags.max_new : std::clamp<int64_t>(context - length, 1, flags.max_new);
+    prompts[i].max_new = max_new;
     if (length == 0) {
       return MakeError(ErrorCode::kInvalidArgument, "[cli.run] prompt {} has no tokens, wanted at least one", i + 1);
     }
@@ -145,7 +153,7 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
   } else if (flags.token_lists.empty()) {
     return material.error();
   }
-  PENSTOCK_TRY_ASSIGN(const std::vector<Prompt> prompts, Prompts(flags, tokenizer ? &*tokenizer : nullptr));
+  PENSTOCK_TRY_ASSIGN(std::vector<Prompt> prompts, Prompts(flags, tokenizer ? &*tokenizer : nullptr));
   if (prompts.empty()) {
     return MakeError(ErrorCode::kInvalidArgument, "[cli.run] nothing to continue, wanted -p, --prompt-file, --chat or --tokens");
   }
@@ -156,13 +164,13 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
   generate.end_ids = EndIds(bundle, tokenizer ? &tokenizer->tokenizer : nullptr);
   PENSTOCK_TRY_ASSIGN(generate.sampling, SamplingFrom(flags.sampling.Given(), bundle.files->generation_config()));
   PENSTOCK_TRY_ASSIGN(const int64_t context, serve::ContextOf(bundle.model.config, options.context));
-  PENSTOCK_TRY(CheckLengths(prompts, flags.max_new, context));
+  PENSTOCK_TRY(SetBudgets(prompts, flags, context));
   serve::RunDemand demand;
   demand.sequences = static_cast<int64_t>(prompts.size());
   for (const Prompt& prompt : prompts) {
     const auto length = static_cast<int64_t>(prompt.tokens.size());
     demand.longest_prompt = std::max(demand.longest_prompt, length);
-    demand.positions = std::max(demand.positions, options.context > 0 ? options.context : length + flags.max_new);
+    demand.positions = std::max(demand.positions, options.context > 0 ? options.context : length + prompt.max_new);
   }
   demand.logprobs = generate.sampling.logprobs;
   demand.penalties = generate.sampling.penalizes();
@@ -171,10 +179,7 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
   const bool stream = prompts.size() == 1 && !flags.model.common.json && tokenizer.has_value();
   OnText on_text;
   if (stream) {
-    on_text = [](size_t, const std::string& piece) {
-      std::fwrite(piece.data(), 1, piece.size(), stdout);
-      std::fflush(stdout);
-    };
+    on_text = StreamToStdout();
   }
   Generation generation(*engine, tokenizer ? &tokenizer->tokenizer : nullptr, generate, on_text);
   for (const Prompt& prompt : prompts) {
@@ -222,6 +227,7 @@ void AddRun(CLI::App& app, int& status) {
       "Example: penstock run -m model.gguf -p \"The river\" -n 64 --stages 2\n"
       "One process per stage: mpirun --oversubscribe --bind-to none -n 3 penstock run -m model.gguf -p \"The river\"");
   verb->callback([verb, flags, &status] {
+    flags->max_new_given = verb->count("-n") > 0;
     status = RunModelVerb(*verb, flags->model,
                           [&](const serve::ModelBundle& bundle, const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
                             return RunBody(*flags, bundle, options, std::move(channel));

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -95,6 +96,9 @@ class Channel {
 
   // True once any rank has failed (always false across processes: they are ended).
   virtual bool failed() const = 0;
+
+  // The error of the rank that failed first, with its own code (never across processes).
+  virtual std::optional<Error> failure() const = 0;
 
   virtual const ChannelCounters& counters() const = 0;
 };

@@ -67,9 +67,14 @@ struct Hub {
     }
   }
 
-  Error PeerError() {
+  std::optional<Error> First() {
     const std::lock_guard lock(error_mutex);
-    return Error{ErrorCode::kPeerLost, error ? error->message : "a rank ended"};
+    return error;
+  }
+
+  Error PeerError() {
+    const std::optional<Error> first = First();
+    return Error{ErrorCode::kPeerLost, first ? first->message : "a rank ended"};
   }
 };
 
@@ -81,6 +86,7 @@ class InProcessChannel final : public Channel {
   int size() const override { return static_cast<int>(hub_->mailboxes.size()); }
   bool across_processes() const override { return false; }
   bool failed() const override { return hub_->failed.load(); }
+  std::optional<Error> failure() const override { return hub_->First(); }
   const ChannelCounters& counters() const override { return counters_; }
 
   Result<> Open(const Lane& lane, const LaneOptions& options, MemoryAccount& account) override {

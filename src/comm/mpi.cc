@@ -92,6 +92,7 @@ class MpiChannel final : public Channel {
   int size() const override { return size_; }
   bool across_processes() const override { return true; }
   bool failed() const override { return false; }
+  std::optional<Error> failure() const override { return std::nullopt; }
   const ChannelCounters& counters() const override { return counters_; }
 
   Result<> Open(const Lane& lane, const LaneOptions& options, MemoryAccount& account) override {

@@ -1,7 +1,8 @@
 #include "runtime/rank_executor.h"
 
-#include <csignal>
+#include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <thread>
 
@@ -24,6 +25,12 @@ LaneOptions ForwardOptions(const model::Graph& graph, std::span<const ValueId> v
   return {BoundaryBytes(graph, values, limits), kForwardCredits};
 }
 
+// A wait with a little more patience the further its end is from a possible culprit: `place` of `ranks` + 2.
+double Patience(double deadline_s, int32_t place, int32_t ranks) {
+  const double most_s = std::min(2.0, deadline_s / 4);
+  return deadline_s + most_s * place / (ranks + 2);
+}
+
 comm::MessageHeader BytesHeader(const Lane& lane, int64_t step, int32_t micro_batch, size_t bytes) {
   return {lane, {step, micro_batch}, DType::kU8, static_cast<int64_t>(bytes), 1, NowNs()};
 }
@@ -35,6 +42,10 @@ Lane PlanLane(int32_t target) { return {LaneKind::kPlan, 0, target, 0}; }
 Lane ResultLane(int32_t last_rank) { return {LaneKind::kResult, last_rank, 0, 0}; }
 
 Lane ForwardLane(int32_t boundary) { return {LaneKind::kForward, boundary, boundary + 1, boundary}; }
+
+double ResultDeadline(double deadline_s, int32_t ranks) { return Patience(deadline_s, ranks, ranks); }
+
+double PlanDeadline(double deadline_s, int32_t ranks) { return Patience(deadline_s, ranks + 2, ranks); }
 
 int64_t PlannedMessageBytes(const model::Graph& graph, const StageSpec& stage, int32_t rank, int32_t ranks, const PlanLimits& limits, int32_t groups,
                             int64_t max_result_bytes, bool across) {
@@ -116,12 +127,18 @@ Result<> RankExecutor::Announce(const StepPlan& plan) {
 
 Result<> RankExecutor::Serve() {
   while (true) {
-    PENSTOCK_TRY_ASSIGN(const comm::Message message, channel_.ReceiveNext(PlanLane(spec_.stage_index), spec_.deadline_s));
+    const double start_s = recorder_.Now();
+    PENSTOCK_TRY_ASSIGN(const comm::Message message, channel_.ReceiveNext(PlanLane(spec_.stage_index), PlanDeadline(spec_.deadline_s, channel_.size())));
     PENSTOCK_TRY_ASSIGN(const StepPlan plan, DecodePlan(message.payload(), spec_.plan_limits));
     if (plan.kind == PlanKind::kStop) {
       return {};
     }
     if (plan.kind == PlanKind::kWork) {
+      // The plan is told before stage 0 starts on it.
+      const double taken_s = recorder_.Now();
+      const double sent_s = taken_s - static_cast<double>(NowNs() - message.header().sent_ns) * 1e-9;
+      recorder_.RecordMessageWait(schedule::MakeAction(OpKind::kForward, StageId(0), MicroBatchId(plan.micro_batch)), RankId(0), start_s, taken_s,
+                                  sent_s);
       PENSTOCK_TRY(Run(plan));
     }
   }
@@ -177,7 +194,7 @@ Result<> RankExecutor::Receive(const Action& action, const StepPlan& plan) {
   const int32_t boundary = spec_.stage_index - 1;
   const double start_s = recorder_.Now();
   PENSTOCK_TRY_ASSIGN(const comm::Message message,
-                      channel_.Receive(ForwardLane(boundary), {plan.step, plan.micro_batch}, spec_.deadline_s));
+                      channel_.Receive(ForwardLane(boundary), {plan.step, plan.micro_batch}, Patience(spec_.deadline_s, boundary, channel_.size())));
   const double taken_s = recorder_.Now();
   const std::vector<Tensor> values = stage_->Incoming(plan);
   const comm::MessageHeader wanted = HeaderFor(boundary, values, plan);
@@ -235,7 +252,8 @@ Result<> RankExecutor::Send(const Action& action, const StepPlan& plan) {
     }
   }
   const double start_s = recorder_.Now();
-  PENSTOCK_TRY(channel_.Send(HeaderFor(spec_.stage_index, values, plan), parts, spec_.deadline_s));
+  const double deadline_s = Patience(spec_.deadline_s, channel_.size() - 2 - spec_.stage_index, channel_.size());
+  PENSTOCK_TRY(channel_.Send(HeaderFor(spec_.stage_index, values, plan), parts, deadline_s));
   recorder_.Record(action, static_cast<int>(plan.step), start_s, recorder_.Now(), static_cast<int>(plan.rows()), bytes);
   return {};
 }
@@ -257,8 +275,10 @@ Result<> RankExecutor::InjectFault(const Action& action, const StepPlan& plan) {
     case Fault::Kind::kStall:
       break;
   }
-  // A thread that stalls or ends without a word: it is silent until the others have noticed.
-  while (!channel_.failed()) {
+  // A thread that stalls or ends without a word: it is silent until the others have noticed. Alone nobody could.
+  const comm::Clock::time_point start = comm::Clock::now();
+  const auto alone = [&] { return channel_.size() == 1 && comm::Clock::now() - start > std::chrono::duration<double>(spec_.deadline_s); };
+  while (!channel_.failed() && !alone()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   return MakeError(ErrorCode::kPeerLost, "[runtime.fault] {}: stopped by a declared fault", where);

@@ -37,6 +37,11 @@ comm::Lane PlanLane(int32_t target);
 comm::Lane ResultLane(int32_t last_rank);
 comm::Lane ForwardLane(int32_t boundary);
 
+// How long rank 0 waits for a result, and another rank for its next plan: a little longer than any stage waits for its neighbour, so that
+// whoever waits for the culprit itself is the first to speak.
+double ResultDeadline(double deadline_s, int32_t ranks);
+double PlanDeadline(double deadline_s, int32_t ranks);
+
 // Credits of the forward lanes, with which the schedule is proven.
 inline constexpr int32_t kForwardCredits = 2;
 

@@ -115,6 +115,11 @@ Result<std::unique_ptr<Engine>> Engine::Start(const ModelBundle& bundle, const R
       return engine->First(ready.error());
     }
   }
+  for (int32_t other = 1; other < ranks; ++other) {
+    if (const Result<> told = engine->run_->control().Send(other, {}, options.deadline_s); !told.ok()) {
+      return engine->First(told.error());
+    }
+  }
   engine->decider_ = std::make_unique<Decider>(
       ConfigFor(engine->setup_, bundle.model.graph),
       BlockManager(engine->setup_.state.pools, engine->setup_.state.blocks, engine->setup_.limits.rows));
@@ -136,7 +141,7 @@ Result<> Engine::ThreadMain(int32_t rank, comm::Clock::time_point origin, const 
   PENSTOCK_TRY_ASSIGN(auto device, MakeDevice(options_));
   PENSTOCK_TRY_ASSIGN(const auto run, RankRun::Create(bundle_, options_, setup_, channel, *accounts_[static_cast<size_t>(rank)],
                                                       std::move(device), origin, ProgressOf(progress, setup_, rank)));
-  return ServeRank(*run, channel, options_.deadline_s);
+  return ServeRank(*run, channel, options_.deadline_s, kLoadDeadlineS);
 }
 
 void Engine::StartThreads(comm::Clock::time_point origin, const LoadProgress& progress) {
@@ -167,10 +172,13 @@ void Engine::JoinThreads() {
 }
 
 Error Engine::First(const Error& error) {
-  if (error.code != ErrorCode::kPeerLost && !channels_.empty()) {
-    channels_[0]->Fail(error);
+  if (channels_.empty()) {
+    return error;
   }
-  return error;
+  if (error.code != ErrorCode::kPeerLost && !channels_[0]->across_processes()) {
+    channels_[0]->Fail(error);  // processes are ended by whoever has reported the error
+  }
+  return channels_[0]->failure().value_or(error);
 }
 
 Result<int32_t> Engine::Admit(std::span<const int32_t> prompt, int64_t max_new, const SamplingParams& params, int64_t room) {
@@ -233,11 +241,20 @@ Result<> Engine::RunPlan(runtime::StepPlan plan) {
   return run_->executor().Run(plan);
 }
 
-Result<> Engine::TakeResult(const OnRow& on_row) {
+Result<comm::Message> Engine::AwaitResult(int64_t step) {
+  const int32_t last = setup_.ranks() - 1;
+  auto message = channels_[0]->ReceiveNext(runtime::ResultLane(last), runtime::ResultDeadline(options_.deadline_s, setup_.ranks()));
+  if (!message.ok() && message.error().code != ErrorCode::kPeerLost) {
+    return MakeError(message.error().code, "rank 0 (stage 0), the result of stage {} for step {}: {}", last, step, message.error().message);
+  }
+  return message;
+}
+
+Result<> Engine::TakeResult(int64_t step, const OnRow& on_row) {
   trace::RankRecorder& recorder = run_->recorder();
   const int32_t last = setup_.ranks() - 1;
   const double start_s = recorder.Now();
-  PENSTOCK_TRY_ASSIGN(const comm::Message message, channels_[0]->ReceiveNext(runtime::ResultLane(last), options_.deadline_s));
+  PENSTOCK_TRY_ASSIGN(const comm::Message message, AwaitResult(step));
   const double end_s = recorder.Now();
   const int64_t age_ns = comm::Clock::now().time_since_epoch().count() - message.header().sent_ns;
   schedule::Action awaited = schedule::MakeAction(schedule::OpKind::kForward, StageId(last), MicroBatchId(message.header().tag.micro_batch));
@@ -267,7 +284,7 @@ Result<bool> Engine::Advance(const OnRow& on_row) {
   if (auto* plan = std::get_if<runtime::StepPlan>(&next)) {
     result = RunPlan(std::move(*plan));
   } else {
-    result = TakeResult(on_row);
+    result = TakeResult(std::get<NeedResult>(next).step, on_row);
   }
   if (!result.ok()) {
     return First(result.error());
@@ -337,7 +354,7 @@ Result<> RunWorker(const ModelBundle& bundle, const RunOptions& options, std::un
   account = std::make_unique<MemoryAccount>(setup.memory[static_cast<size_t>(channel->rank())].limit_bytes);
   const comm::Clock::time_point origin{comm::Clock::duration(message.origin_ns)};
   PENSTOCK_TRY_ASSIGN(const auto run, RankRun::Create(bundle, resolved, setup, *channel, *account, std::move(device), origin, nullptr));
-  return ServeRank(*run, *channel, resolved.deadline_s);
+  return ServeRank(*run, *channel, resolved.deadline_s, kLoadDeadlineS);
 }
 
 }  // namespace penstock::serve

@@ -62,7 +62,8 @@ class Engine {
   Result<> ThreadMain(int32_t rank, comm::Clock::time_point origin, const LoadProgress& progress);
   Result<> TellWorkers(comm::Clock::time_point origin);
   Result<> RunPlan(runtime::StepPlan plan);
-  Result<> TakeResult(const OnRow& on_row);
+  Result<comm::Message> AwaitResult(int64_t step);
+  Result<> TakeResult(int64_t step, const OnRow& on_row);
   HeadNote NoteFor(const runtime::StepPlan& plan);
   // The error of the rank that failed first, instead of "peer lost".
   Error First(const Error& error);

@@ -86,8 +86,9 @@ RankReport RankRun::Report(const comm::Channel& channel) {
   return {account_.peak(), recorder_.Take(), channel.counters(), device_->InstructionSet(), threads_};
 }
 
-Result<> ServeRank(RankRun& run, comm::Channel& channel, double deadline_s) {
-  PENSTOCK_TRY(run.control().Send(0, {}, deadline_s));  // ready
+Result<> ServeRank(RankRun& run, comm::Channel& channel, double deadline_s, double load_deadline_s) {
+  PENSTOCK_TRY(run.control().Send(0, {}, deadline_s));        // ready
+  PENSTOCK_TRY(run.control().Receive(0, load_deadline_s, 0));  // so are all
   PENSTOCK_TRY(run.executor().Serve());
   const std::vector<std::byte> report = EncodeReport(run.Report(channel));
   return run.control().Send(0, report, deadline_s);

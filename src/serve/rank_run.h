@@ -52,7 +52,7 @@ class RankRun {
   int32_t threads_ = 1;
 };
 
-// What ranks other than 0 do: say that they are ready, take plans until the stop, send their report.
-Result<> ServeRank(RankRun& run, comm::Channel& channel, double deadline_s);
+// What ranks other than 0 do: say that they are ready, hear that all are, take plans until the stop, send their report.
+Result<> ServeRank(RankRun& run, comm::Channel& channel, double deadline_s, double load_deadline_s);
 
 }  // namespace penstock::serve

@@ -2,6 +2,10 @@
 
 #pragma once
 
+#include <sys/types.h>
+
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,21 +17,6 @@ struct Finished {
   std::string out;  // standard output
   std::string err;  // standard error
 };
-
-// Runs `command` (the first word is found in PATH unless it has a slash) without a shell, with
-// `input` as its standard input, and waits for its end. Extra environment is "NAME=value" each.
-Finished RunCommand(const std::vector<std::string>& command, const std::string& input = "",
-                    const std::vector<std::string>& environment = {});
-
-// RunCommand with this build's `penstock` in front.
-Finished RunPenstock(std::vector<std::string> arguments, const std::string& input = "",
-                     const std::vector<std::string>& environment = {});
-
-// The path of this build's `penstock`.
-std::string PenstockPath();
-
-// The command in one line, for messages.
-std::string Describe(const std::vector<std::string>& command);
 
 // A fresh folder under the system's temporary one, removed with all that it holds.
 class TemporaryFolder {
@@ -42,5 +31,58 @@ class TemporaryFolder {
  private:
   std::string path_;
 };
+
+// A command that runs beside the test. Destroying it kills the command if it still runs.
+class Running {
+ public:
+  // The first word of `command` is found in PATH unless it has a slash; no shell. Extra environment
+  // is "NAME=value" each.
+  explicit Running(const std::vector<std::string>& command, const std::string& input = "",
+                   const std::vector<std::string>& environment = {});
+  ~Running();
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+  pid_t pid() const { return pid_; }
+
+  // Processes that it started and that still run.
+  std::vector<pid_t> Children() const;
+
+  void Signal(int signal) const;
+
+  // What it has printed so far.
+  std::string Output() const;
+
+  // True once at least `bytes` are on its standard output; false when that took longer, or it ended
+  // with less.
+  bool WaitForOutput(size_t bytes, double seconds);
+
+  // Waits for its end at most so long; nothing if it still runs.
+  std::optional<Finished> Wait(double seconds);
+
+ private:
+  bool Poll();
+
+  TemporaryFolder work_;  // output goes through files, so that a large one never blocks the child
+  pid_t pid_ = -1;
+  std::optional<int> status_;
+};
+
+// Runs `command` and waits for its end.
+Finished RunCommand(const std::vector<std::string>& command, const std::string& input = "",
+                    const std::vector<std::string>& environment = {});
+
+// RunCommand with this build's `penstock` in front.
+Finished RunPenstock(std::vector<std::string> arguments, const std::string& input = "",
+                     const std::vector<std::string>& environment = {});
+
+// `arguments` behind this build's `penstock`; with `ranks` > 0 under mpirun.
+std::vector<std::string> PenstockCommand(const std::vector<std::string>& arguments, int ranks = 0);
+
+// The path of this build's `penstock`.
+std::string PenstockPath();
+
+// The command in one line, for messages.
+std::string Describe(const std::vector<std::string>& command);
 
 }  // namespace penstock::testing
