@@ -1,7 +1,7 @@
 // A machine to plan for: one kind of device, how many reach each other over which links, what it
 // costs. Read from a TOML file; every section says where its figures come from.
 //
-// The format stands in docs/formats.md. Times are seconds, sizes bytes, rates per second.
+// The format stands in docs/planning.md. Times are seconds, sizes bytes, rates per second.
 
 #pragma once
 

@@ -311,6 +311,8 @@ std::string InferencePricer::Impl::Arrivals(Plan& plan, double most) {
     return lap / std::max(1e-9, 1 - prefill_share);
   };
   if (prefill_share >= 1) {
+    plan.ttft_s = path;
+    plan.tokens_per_s = static_cast<double>(layout.dp) / bottleneck * output;  // at most
     return fmt::format("prefill alone takes {:.0f} % of a replica's time at {:.3g} requests/s",
                        100 * prefill_share, work.requests_per_s);
   }

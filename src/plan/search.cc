@@ -101,7 +101,11 @@ void Searcher::Reject(Plan plan, const Why& why) {
     return;
   }
   const auto it = rejected_.find(key);
-  if (it == rejected_.end() || plan.memory.peak() < it->second.plan.memory.peak()) {
+  const auto nearer = [](const Plan& a, const Plan& b) {
+    return a.memory.fits() && b.memory.fits() ? a.tokens_per_s > b.tokens_per_s
+                                              : a.memory.peak() < b.memory.peak();
+  };
+  if (it == rejected_.end() || nearer(plan, it->second.plan)) {
     std::string words = why(plan);
     rejected_[key] = Rejected{std::move(plan), std::move(words)};
   }
@@ -451,13 +455,16 @@ SearchResult Searcher::Take() {
     }
   }
   // The ones with figures first, nearest to fitting.
-  std::sort(result_.rejected.begin(), result_.rejected.end(),
-            [](const Rejected& a, const Rejected& b) {
-              const auto rank = [](const Rejected& r) {
-                return r.plan.memory.peak() > 0 ? r.plan.memory.peak() : 1e300;
-              };
-              return rank(a) < rank(b);
-            });
+  std::sort(
+      result_.rejected.begin(), result_.rejected.end(), [](const Rejected& a, const Rejected& b) {
+        // What holds the model and fails a target comes before what holds it not.
+        const auto rank = [](const Rejected& r) {
+          const double peak = r.plan.memory.peak();
+          const bool holds = peak > 0 && r.plan.memory.fits();
+          return std::tuple(holds ? 0 : (peak > 0 ? 1 : 2), holds ? -r.plan.tokens_per_s : peak);
+        };
+        return rank(a) < rank(b);
+      });
   if (result_.rejected.size() > options_.keep_rejected) {
     result_.rejected.resize(options_.keep_rejected);
   }

@@ -310,9 +310,10 @@ Verdict Judge(const Context& context, const SearchOptions& options, const Search
     v.bound_by = "capacity";
     v.reason = "Nothing fits. ";
     if (!result.rejected.empty()) {
-      v.bound_by = result.rejected.front().why.find("memory") != std::string::npos
-                       ? "capacity"
-                       : "latency target";
+      const std::string& why = result.rejected.front().why;
+      v.bound_by = why.find("target") != std::string::npos    ? "latency target"
+                   : why.find("prefill") != std::string::npos ? "compute"
+                                                              : "capacity";
       v.reason += "Nearest: " + NearestText(result.rejected.front());
     }
     return v;
