@@ -119,9 +119,11 @@ Result<> RankExecutor::Announce(const StepPlan& plan) {
   }
   const std::vector<std::byte> bytes = EncodePlan(plan);
   const std::span<const std::byte> part = bytes;
+  const double start_s = recorder_.Now();
   for (int32_t other = 1; other < channel_.size(); ++other) {
     PENSTOCK_TRY(channel_.Send(BytesHeader(PlanLane(other), plan.step, plan.micro_batch, bytes.size()), std::span(&part, 1), spec_.deadline_s));
   }
+  recorder_.RecordWait(trace::WaitCause::kCommunication, Action(), RankId(), start_s, recorder_.Now());
   return {};
 }
 
