@@ -16,25 +16,52 @@ constexpr int64_t kMaxChunk = 512;
 constexpr int64_t kMinChunk = 32;
 constexpr int64_t kScoreRows = 64;  // rows per step when every row yields logits
 
-// Relative time of each layer in steady decode: the weights that are multiplied. Reading a row of the embedding costs next to nothing.
+// Decode at this many positions is what the cut is balanced for.
+constexpr double kTypicalPositions = 512;
+// Multiply-adds of a matrix product that take as long as one element of a norm, rotation or activation.
+constexpr double kElementCost = 64;
+
+double TensorWork(const model::Graph& graph, const model::Op& op) {
+  double work = 0;
+  for (const TensorId id : model::TensorsOf(op)) {
+    const model::WeightTensor& tensor = graph.tensor(id);
+    double elements = 1;
+    for (const int64_t n : tensor.shape) {
+      elements *= static_cast<double>(n);
+    }
+    if (tensor.routed_expert) {
+      const auto& moe = std::get<model::MoeOp>(op.params);
+      elements *= static_cast<double>(moe.chosen) / static_cast<double>(moe.up.size());
+    }
+    work += elements;
+  }
+  return work;
+}
+
+// Work of a row that looks back one position.
+double AttentionWork(const model::AttentionOp& attention) {
+  return static_cast<double>(attention.heads * (attention.head_dim + attention.value_dim));
+}
+
+// Relative time of each layer in steady decode, in multiply-adds per row: matrices, attention, and the elements that everything else
+// writes. Reading a row of the embedding costs next to nothing.
 std::vector<double> LayerTimes(const model::Graph& graph) {
   std::vector<double> times(graph.layers.size(), 1.0);
   for (const model::Op& op : graph.ops) {
+    double work = 0;
     if (std::holds_alternative<model::EmbedOp>(op.params)) {
       continue;
     }
-    for (const TensorId id : model::TensorsOf(op)) {
-      const model::WeightTensor& tensor = graph.tensor(id);
-      double elements = 1;
-      for (const int64_t n : tensor.shape) {
-        elements *= static_cast<double>(n);
-      }
-      if (tensor.routed_expert) {
-        const auto& moe = std::get<model::MoeOp>(op.params);
-        elements *= static_cast<double>(moe.chosen) / static_cast<double>(moe.up.size());
-      }
-      times[static_cast<size_t>(op.layer.value())] += elements;
+    if (const auto* attention = std::get_if<model::AttentionOp>(&op.params)) {
+      const double seen = attention->window > 0 ? std::min<double>(kTypicalPositions, static_cast<double>(attention->window)) : kTypicalPositions;
+      work = AttentionWork(*attention) * seen;
+    } else {
+      work = TensorWork(graph, op);
     }
+    if (!std::holds_alternative<model::LinearOp>(op.params)) {
+      work += kElementCost * static_cast<double>(graph.value(op.outputs[0]).width);
+    }
+    times[static_cast<size_t>(op.layer.value())] += work;
   }
   return times;
 }
@@ -45,11 +72,11 @@ double AttentionShare(const model::Graph& graph) {
   double per_row = 0;
   for (const model::Op& op : graph.ops) {
     if (const auto* attention = std::get_if<model::AttentionOp>(&op.params); attention != nullptr && attention->window == 0) {
-      per_position += static_cast<double>(attention->heads * (attention->head_dim + attention->value_dim));
+      per_position += AttentionWork(*attention);
     }
   }
-  for (const double elements : LayerTimes(graph)) {
-    per_row += elements;
+  for (const model::Op& op : graph.ops) {
+    per_row += std::holds_alternative<model::EmbedOp>(op.params) ? 0.0 : TensorWork(graph, op);
   }
   return per_position / per_row;
 }
