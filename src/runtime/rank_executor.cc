@@ -228,7 +228,9 @@ Result<> RankExecutor::Compute(const Action& action, const StepPlan& plan) {
   }
   recorder_.Record(action, static_cast<int>(plan.step), start_s, recorder_.Now(), static_cast<int>(plan.rows()));
   if (head_ != nullptr && plan.selected() > 0) {
+    const double sent_s = recorder_.Now();
     PENSTOCK_TRY(SendResult(plan));
+    recorder_.RecordWait(trace::WaitCause::kCommunication, action, RankId(0), sent_s, recorder_.Now());
   }
   return {};
 }
