@@ -127,13 +127,18 @@ void Linear(benchmark::State& state, WeightType type, const Shape& shape, int64_
 
 void ReadBandwidth(benchmark::State& state, int threads) {
   ThreadPool pool(threads, {});
-  std::vector<std::byte> buffer(size_t{256} << 20, std::byte{1});
+  // As weights lie: in memory of an account, on huge pages.
+  MemoryAccount account;
+  auto allocated = Buffer::Allocate(account, MemoryCategory::kWeights, int64_t{256} << 20);
+  PENSTOCK_CHECK(allocated.ok(), "the buffer fits");
+  const std::span<std::byte> buffer(allocated.value().data(), size_t{256} << 20);
+  std::fill(buffer.begin(), buffer.end(), std::byte{1});
   std::vector<int64_t> sinks(static_cast<size_t>(threads) * 8);
   for (auto _ : state) {
     pool.Run([&](int thread) {
       const size_t share = buffer.size() / static_cast<size_t>(threads);
       sinks[static_cast<size_t>(thread) * 8] =
-          bench::ReadAll(std::span(buffer).subspan(share * static_cast<size_t>(thread), share));
+          bench::ReadAll(buffer.subspan(share * static_cast<size_t>(thread), share));
     });
     benchmark::DoNotOptimize(sinks.data());
   }

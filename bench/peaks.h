@@ -18,7 +18,7 @@ struct Peak {
 // and AVX-512, bf16 pairs, 8-bit products.
 std::span<const Peak> Peaks();
 
-// Reads all bytes once with 64-byte loads and returns something that depends on them.
+// Reads all bytes once, in order, and returns something that depends on them.
 int64_t ReadAll(std::span<const std::byte> bytes);
 
 }  // namespace penstock::bench

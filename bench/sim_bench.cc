@@ -37,20 +37,20 @@ void Run(benchmark::State& state, const char* name, int ranks, int micro_batches
                          benchmark::Counter::kIsRate);
 }
 
-BENCHMARK_CAPTURE(Run, one_step/1f1b/p8/m32, "1f1b", 8, 32, 0, false, false);
-BENCHMARK_CAPTURE(Run, one_step/interleaved/p8/m512/v4, "interleaved-1f1b", 8, 512, 4, false,
-                  false);
-BENCHMARK_CAPTURE(Run, one_step/interleaved_zb/p64/m1024/v4, "interleaved-zb", 64, 1024, 4, false,
-                  false)
+BENCHMARK_CAPTURE(Run, one_step / 1f1b / p8 / m32, "1f1b", 8, 32, 0, false, false);
+BENCHMARK_CAPTURE(Run, one_step / interleaved / p8 / m512 / v4, "interleaved-1f1b", 8, 512, 4,
+                  false, false);
+BENCHMARK_CAPTURE(Run, one_step / interleaved_zb / p64 / m1024 / v4, "interleaved-zb", 64, 1024, 4,
+                  false, false)
     ->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(Run, one_step/interleaved_zb/p64/m4096/v4, "interleaved-zb", 64, 4096, 4, false,
-                  false)
+BENCHMARK_CAPTURE(Run, one_step / interleaved_zb / p64 / m4096 / v4, "interleaved-zb", 64, 4096, 4,
+                  false, false)
     ->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(Run, with_timeline/interleaved_zb/p64/m1024/v4, "interleaved-zb", 64, 1024, 4,
-                  false, true)
+BENCHMARK_CAPTURE(Run, with_timeline / interleaved_zb / p64 / m1024 / v4, "interleaved-zb", 64,
+                  1024, 4, false, true)
     ->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(Run, with_period/interleaved_zb/p64/m4096/v4, "interleaved-zb", 64, 4096, 4,
-                  true, false)
+BENCHMARK_CAPTURE(Run, with_period / interleaved_zb / p64 / m4096 / v4, "interleaved-zb", 64, 4096,
+                  4, true, false)
     ->Unit(benchmark::kMillisecond)
     ->Iterations(1);
 

@@ -38,7 +38,8 @@ HWY_INLINE void Accumulate(const GemmArgs& args, const Piece& piece, int64_t fir
   const std::byte* a = piece.a + first_row * args.row_stride;
   // The next tile's activations, which its first pass over this panel would wait for: without this
   // 8,192 columns run at half the speed of 2,048.
-  const std::byte* next = a + kTileRows * args.row_stride;
+  [[maybe_unused]] const std::byte* next = a + kTileRows * args.row_stride;
+  [[maybe_unused]] const int64_t ahead = piece.ahead + strip * Op::kWordBytes;
   for (int64_t g = 0; g < piece.groups; ++g) {
     if constexpr (!kAhead && kTileRows > 1) {
       _mm_prefetch(reinterpret_cast<const char*>(next + g * kTileRows * Op::kActivationBytes),
@@ -47,7 +48,7 @@ HWY_INLINE void Accumulate(const GemmArgs& args, const Piece& piece, int64_t fir
     if constexpr (kAhead) {
       PENSTOCK_UNROLL
       for (int64_t i = 0; i < kStrips * Op::kWordBytes / 64; ++i) {
-        _mm_prefetch(reinterpret_cast<const char*>(w + piece.ahead + i * 64), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(w + ahead + i * 64), _MM_HINT_T1);
       }
     }
     if constexpr (Op::kStripOuter) {

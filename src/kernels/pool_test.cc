@@ -1,0 +1,78 @@
+// The thread pool: every share runs once, whatever the number of threads and cores.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "kernels/cpu/features.h"
+#include "kernels/cpu/pool.h"
+#include "kernels/device.h"
+
+namespace penstock::kernels {
+namespace {
+
+TEST(ThreadPool, EveryItemRunsOnceForAnyNumberOfThreads) {
+  for (const int threads : {1, 2, 3, 8, 32}) {
+    ThreadPool pool(threads, {});
+    for (const int64_t items : {0, 1, 2, 7, 64}) {
+      for (int round = 0; round < 20; ++round) {
+        std::vector<std::atomic<int>> runs(static_cast<size_t>(items));
+        pool.Split(items, false, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) {
+            ++runs[static_cast<size_t>(i)];
+          }
+        });
+        for (const std::atomic<int>& count : runs) {
+          ASSERT_EQ(count.load(), 1) << items << " items, " << threads << " threads";
+        }
+      }
+    }
+  }
+}
+
+TEST(ThreadPool, ASleepingPoolWakesAndWhatItWroteIsSeen) {
+  ThreadPool pool(3, {});
+  std::vector<int64_t> values(3);
+  for (int64_t round = 1; round <= 5; ++round) {
+    // Longer than any spin.
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    pool.Run([&](int thread) { values[static_cast<size_t>(thread)] = round * 10 + thread; });
+    for (int64_t t = 0; t < 3; ++t) {
+      EXPECT_EQ(values[static_cast<size_t>(t)], round * 10 + t);
+    }
+  }
+}
+
+TEST(ThreadPool, BindingToCoresThatDoNotExistIsOnlyAWish) {
+  std::thread([] {
+    ThreadPool pool(2, {0, 1000});
+    int sum = 0;
+    std::atomic<int> all{0};
+    pool.Run([&](int thread) { all += thread + 1; });
+    sum = all;
+    EXPECT_EQ(sum, 3);
+  }).join();
+}
+
+TEST(CpuFeatures, AnUnknownCapIsAnErrorThatListsTheLegalOnes) {
+  const auto isa = DetectIsa("avx10");
+  ASSERT_FALSE(isa.ok());
+  EXPECT_EQ(isa.error().code, ErrorCode::kInvalidArgument);
+  EXPECT_NE(isa.error().message.find("avx2, avx512 or amx"), std::string::npos);
+  const auto floor = DetectIsa("avx2");
+  ASSERT_TRUE(floor.ok());
+  EXPECT_EQ(floor.value(), Isa::kAvx2);
+}
+
+TEST(CpuDevice, ZeroThreadsAreRefused) {
+  CpuOptions options;
+  options.threads = 0;
+  EXPECT_FALSE(CreateCpuDevice(options).ok());
+}
+
+}  // namespace
+}  // namespace penstock::kernels
