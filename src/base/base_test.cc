@@ -11,7 +11,8 @@ namespace {
 
 Result<int> Half(int number) {
   if (number % 2 != 0) {
-    return MakeError(ErrorCode::kInvalidArgument, "[test.Half] got {}, wanted an even number", number);
+    return MakeError(ErrorCode::kInvalidArgument, "[test.Half] got {}, wanted an even number",
+                     number);
   }
   return number / 2;
 }
@@ -29,7 +30,8 @@ TEST(Result, PassesValuesAndErrorsThroughTheMacros) {
 
 // Known answers of the Random123 distribution (kat_vectors, philox4x32 10).
 TEST(Rng, PhiloxGivesThePublishedVectors) {
-  EXPECT_EQ(Philox({0, 0, 0, 0}, 0), (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(Philox({0, 0, 0, 0}, 0),
+            (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(Philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, 0xffffffffffffffffULL),
             (std::array<uint32_t, 4>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
 }
@@ -47,7 +49,8 @@ TEST(Json, RefusesDeepNestingWithoutRecursion) {
 }
 
 TEST(Json, ReadsMembersWithinTheirRange) {
-  const Json object = ParseJson(R"({"a": 3, "b": null, "c": [1, 2], "d": 5, "e": 1.5})", "x").value();
+  const Json object =
+      ParseJson(R"({"a": 3, "b": null, "c": [1, 2], "d": 5, "e": 1.5})", "x").value();
   const JsonReader reader(object, "x");
   EXPECT_EQ(reader.Int("a", 0, 5).value(), 3);
   EXPECT_FALSE(reader.Int("a", 4, 5).ok());

@@ -1,7 +1,8 @@
 // What went wrong, as a value.
 //
-// A message reads `[module.function] what, got X, wanted Y`; a hint may follow on a second line. It is written for the person
-// at the terminal: it names the file, tensor, key, rank or action, and says what would be legal.
+// A message reads `[module.function] what, got X, wanted Y`; a hint may follow on a second line. It
+// is written for the person at the terminal: it names the file, tensor, key, rank or action, and
+// says what would be legal.
 
 #pragma once
 

@@ -18,13 +18,16 @@ namespace {
 class Descriptor {
  public:
   explicit Descriptor(int fd) : fd_(fd) {}
+
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
+
   ~Descriptor() {
     if (fd_ >= 0) {
       ::close(fd_);
     }
   }
+
   int get() const { return fd_; }
 
  private:
@@ -42,7 +45,9 @@ Result<MappedFile> MappedFile::Open(const std::string& path) {
   if (fd.get() < 0) {
     return NotFound(path, errno);
   }
+
   struct stat info {};
+
   if (::fstat(fd.get(), &info) != 0) {
     return NotFound(path, errno);
   }
@@ -115,7 +120,8 @@ Result<std::string> ReadFile(const std::string& path, size_t limit_bytes) {
       return content;
     }
     if (content.size() + static_cast<size_t>(count) > limit_bytes) {
-      return MakeError(ErrorCode::kInvalidArgument, "[base.file] {}: larger than {} bytes", path, limit_bytes);
+      return MakeError(ErrorCode::kInvalidArgument, "[base.file] {}: larger than {} bytes", path,
+                       limit_bytes);
     }
     content.append(buffer, static_cast<size_t>(count));
   }

@@ -12,8 +12,9 @@
 
 namespace penstock {
 
-// A read-only memory map. Pages are read when touched; DropPages gives them back to the system. Movable, not copyable.
-// Thread-safe for reading. A file that shrinks while mapped raises SIGBUS, as with every map.
+// A read-only memory map. Pages are read when touched; DropPages gives them back to the system.
+// Movable, not copyable. Thread-safe for reading. A file that shrinks while mapped raises SIGBUS,
+// as with every map.
 class MappedFile {
  public:
   // Errors: kNotFound (no such file, a folder, or no permission), kCorruptData (empty file).
@@ -24,16 +25,19 @@ class MappedFile {
   ~MappedFile();
 
   const std::string& path() const { return path_; }
+
   std::span<const std::byte> bytes() const { return {data_, size_}; }
 
-  // Tells the system that this range is not needed any more (it is read again if touched). Whole pages inside only.
+  // Tells the system that this range is not needed any more (it is read again if touched). Whole
+  // pages inside only.
   void DropPages(size_t offset, size_t length) const;
 
   // Starts reading a range ahead of its use.
   void Prefetch(size_t offset, size_t length) const;
 
  private:
-  MappedFile(std::string path, const std::byte* data, size_t size) : path_(std::move(path)), data_(data), size_(size) {}
+  MappedFile(std::string path, const std::byte* data, size_t size)
+      : path_(std::move(path)), data_(data), size_(size) {}
 
   std::string path_;
   const std::byte* data_ = nullptr;
@@ -43,7 +47,8 @@ class MappedFile {
 // Whole file as text. Errors: kNotFound, kInvalidArgument (larger than `limit_bytes`).
 Result<std::string> ReadFile(const std::string& path, size_t limit_bytes = size_t{1} << 30);
 
-// Writes through a temporary name beside `path` and renames, so that a reader sees the old file or the new one.
+// Writes through a temporary name beside `path` and renames, so that a reader sees the old file or
+// the new one.
 Result<> WriteFileAtomically(const std::string& path, std::string_view content);
 
 bool FileExists(const std::string& path);

@@ -14,9 +14,11 @@ template <class Tag>
 class StrongId {
  public:
   constexpr StrongId() = default;
+
   explicit constexpr StrongId(int32_t value) : value_(value) {}
 
   constexpr int32_t value() const { return value_; }
+
   constexpr bool valid() const { return value_ >= 0; }
 
   friend constexpr auto operator<=>(StrongId, StrongId) = default;
@@ -25,8 +27,8 @@ class StrongId {
   int32_t value_ = -1;
 };
 
-using RankId = StrongId<struct RankTag>;              // worker with one device, 0..p-1
-using StageId = StrongId<struct StageTag>;            // contiguous run of layers, 0..S-1 in forward order
+using RankId = StrongId<struct RankTag>;    // worker with one device, 0..p-1
+using StageId = StrongId<struct StageTag>;  // contiguous run of layers, 0..S-1 in forward order
 using MicroBatchId = StrongId<struct MicroBatchTag>;  // index within one step, 0..m-1
 using LayerId = StrongId<struct LayerTag>;            // unit of the layer graph; 0 is the embedding
 using ValueId = StrongId<struct ValueTag>;            // value of the layer graph
@@ -36,7 +38,9 @@ using TensorId = StrongId<struct TensorTag>;          // weight tensor of the la
 
 template <class Tag>
 struct std::hash<penstock::StrongId<Tag>> {
-  size_t operator()(penstock::StrongId<Tag> id) const noexcept { return std::hash<int32_t>()(id.value()); }
+  size_t operator()(penstock::StrongId<Tag> id) const noexcept {
+    return std::hash<int32_t>()(id.value());
+  }
 };
 
 template <class Tag>

@@ -61,15 +61,18 @@ int Depth(std::string_view text) {
 
 Result<Json> ParseJson(std::string_view text, const std::string& source) {
   if (Depth(text) > kMaxDepth) {
-    return MakeError(ErrorCode::kCorruptData, "[base.json] {}: nested deeper than {} levels", source, kMaxDepth);
+    return MakeError(ErrorCode::kCorruptData, "[base.json] {}: nested deeper than {} levels",
+                     source, kMaxDepth);
   }
   try {
     return Json::parse(text);
   } catch (const Json::parse_error& e) {
     const auto [line, column] = Position(text, e.byte > 0 ? e.byte - 1 : 0);
-    return MakeError(ErrorCode::kCorruptData, "[base.json] {}:{}:{}: not valid JSON", source, line, column);
+    return MakeError(ErrorCode::kCorruptData, "[base.json] {}:{}:{}: not valid JSON", source, line,
+                     column);
   } catch (const Json::exception& e) {
-    return MakeError(ErrorCode::kCorruptData, "[base.json] {}: not valid JSON ({})", source, e.what());
+    return MakeError(ErrorCode::kCorruptData, "[base.json] {}: not valid JSON ({})", source,
+                     e.what());
   }
 }
 
@@ -78,7 +81,8 @@ Result<Json> ReadJsonFile(const std::string& path) {
   return ParseJson(text, path);
 }
 
-JsonReader::JsonReader(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
+JsonReader::JsonReader(const Json& object, std::string where)
+    : object_(object), where_(std::move(where)) {}
 
 const Json* JsonReader::Find(std::string_view key) const {
   if (!object_.is_object()) {
@@ -88,7 +92,9 @@ const Json* JsonReader::Find(std::string_view key) const {
   return it == object_.end() || it->is_null() ? nullptr : &*it;
 }
 
-bool JsonReader::Has(std::string_view key) const { return Find(key) != nullptr; }
+bool JsonReader::Has(std::string_view key) const {
+  return Find(key) != nullptr;
+}
 
 bool JsonReader::Contains(std::string_view key) const {
   return object_.is_object() && object_.contains(key);
@@ -96,8 +102,8 @@ bool JsonReader::Contains(std::string_view key) const {
 
 Error JsonReader::Wrong(std::string_view key, std::string_view wanted) const {
   const Json* value = Find(key);
-  return MakeError(ErrorCode::kInvalidArgument, "[base.json] {}: {}: got {}, wanted {}", where_, key,
-                   value == nullptr ? "nothing" : Shown(*value), wanted);
+  return MakeError(ErrorCode::kInvalidArgument, "[base.json] {}: {}: got {}, wanted {}", where_,
+                   key, value == nullptr ? "nothing" : Shown(*value), wanted);
 }
 
 Result<int64_t> JsonReader::Int(std::string_view key, int64_t low, int64_t high) const {
@@ -127,7 +133,8 @@ Result<int64_t> JsonReader::Int(std::string_view key, int64_t low, int64_t high)
   return number;
 }
 
-Result<int64_t> JsonReader::IntOr(std::string_view key, int64_t fallback, int64_t low, int64_t high) const {
+Result<int64_t> JsonReader::IntOr(std::string_view key, int64_t fallback, int64_t low,
+                                  int64_t high) const {
   if (!Has(key)) {
     return fallback;
   }
@@ -145,7 +152,8 @@ Result<double> JsonReader::Number(std::string_view key, double low, double high)
   return Wrong(key, fmt::format("a number from {} to {}", low, high));
 }
 
-Result<double> JsonReader::NumberOr(std::string_view key, double fallback, double low, double high) const {
+Result<double> JsonReader::NumberOr(std::string_view key, double fallback, double low,
+                                    double high) const {
   if (!Has(key)) {
     return fallback;
   }
@@ -182,7 +190,8 @@ Result<std::string> JsonReader::StringOr(std::string_view key, std::string fallb
   return String(key);
 }
 
-Result<std::vector<int64_t>> JsonReader::IntsOr(std::string_view key, int64_t low, int64_t high) const {
+Result<std::vector<int64_t>> JsonReader::IntsOr(std::string_view key, int64_t low,
+                                                int64_t high) const {
   const Json* value = Find(key);
   std::vector<int64_t> numbers;
   if (value == nullptr) {

@@ -1,6 +1,7 @@
 // Reading JSON with errors that name the file and the key.
 //
-// Numbers keep their exact text where it matters to nobody; NaN and infinity are refused on reading and never written.
+// Numbers keep their exact text where it matters to nobody; NaN and infinity are refused on reading
+// and never written.
 
 #pragma once
 
@@ -24,9 +25,9 @@ Result<Json> ParseJson(std::string_view text, const std::string& source);
 // ReadFile and ParseJson.
 Result<Json> ReadJsonFile(const std::string& path);
 
-// Typed reads of the members of one object. Each error names source, key, what was found and what is legal.
-// A member that is absent or null counts as missing: `Get...` refuses it, `...Or` takes the default.
-// The object must outlive the reader.
+// Typed reads of the members of one object. Each error names source, key, what was found and what
+// is legal. A member that is absent or null counts as missing: `Get...` refuses it, `...Or` takes
+// the default. The object must outlive the reader.
 class JsonReader {
  public:
   // `where` names the object inside its file, for instance "config.json: rope_scaling".
@@ -57,7 +58,8 @@ class JsonReader {
   std::string where_;
 };
 
-// Writes without NaN or infinity (null instead), `indent` < 0 for one line. Invalid UTF-8 becomes U+FFFD.
+// Writes without NaN or infinity (null instead), `indent` < 0 for one line. Invalid UTF-8 becomes
+// U+FFFD.
 std::string DumpJson(const Json& value, int indent = -1);
 
 }  // namespace penstock

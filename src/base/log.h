@@ -1,4 +1,5 @@
-// Messages beside the result: notes, warnings and progress. Libraries hand them to a sink; only cli/ installs one that prints.
+// Messages beside the result: notes, warnings and progress. Libraries hand them to a sink; only
+// cli/ installs one that prints.
 
 #pragma once
 

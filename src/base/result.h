@@ -1,4 +1,5 @@
-// Result<T>: a value or an Error. Dropping one is a compile error; there are no monads and nothing is thrown.
+// Result<T>: a value or an Error. Dropping one is a compile error; there are no monads and nothing
+// is thrown.
 
 #pragma once
 
@@ -17,17 +18,19 @@ template <class T = void>
 class [[nodiscard]] Result {
  public:
   template <class U = T>
-    requires(!std::is_void_v<U> && std::is_constructible_v<T, U &&> &&
-             !std::is_same_v<std::remove_cvref_t<U>, Result> &&
-             !std::is_same_v<std::remove_cvref_t<U>, Error>)
-  Result(U&& value) : state_(std::forward<U>(value)) {}  // NOLINT(google-explicit-constructor)
-  Result(Error error)                                    // NOLINT(google-explicit-constructor)
+
+  requires(!std::is_void_v<U> && std::is_constructible_v<T, U&&> &&
+           !std::is_same_v<std::remove_cvref_t<U>, Result> &&
+           !std::is_same_v<std::remove_cvref_t<U>, Error>) Result(U&& value)
+      : state_(std::forward<U>(value)) {}  // NOLINT(google-explicit-constructor)
+
+  Result(Error error)  // NOLINT(google-explicit-constructor)
       : state_(tl::unexpected<Error>(std::move(error))) {}
-  Result()
-    requires(std::is_void_v<T>)
-  = default;
+
+  Result() requires(std::is_void_v<T>) = default;
 
   bool ok() const { return state_.has_value(); }
+
   explicit operator bool() const { return ok(); }
 
   // REQUIRES: ok().
@@ -35,18 +38,22 @@ class [[nodiscard]] Result {
     CheckOk();
     return *state_;
   }
+
   decltype(auto) value() const& {
     CheckOk();
     return *state_;
   }
+
   decltype(auto) value() && {
     CheckOk();
     return *std::move(state_);
   }
+
   auto* operator->() {
     CheckOk();
     return &*state_;
   }
+
   const auto* operator->() const {
     CheckOk();
     return &*state_;
@@ -57,15 +64,14 @@ class [[nodiscard]] Result {
     PENSTOCK_CHECK(!ok(), "error() of a good Result");
     return state_.error();
   }
+
   Error error() && {
     PENSTOCK_CHECK(!ok(), "error() of a good Result");
     return std::move(state_).error();
   }
 
  private:
-  void CheckOk() const {
-    PENSTOCK_CHECK(ok(), state_.error().message.c_str());
-  }
+  void CheckOk() const { PENSTOCK_CHECK(ok(), state_.error().message.c_str()); }
 
   tl::expected<T, Error> state_;
 };
@@ -82,11 +88,11 @@ Error MakeError(ErrorCode code, fmt::format_string<Args...> format, Args&&... ar
 #define PENSTOCK_CONCAT(a, b) PENSTOCK_CONCAT_INNER(a, b)
 
 // Returns the error of `expr` from the enclosing function, if it has one.
-#define PENSTOCK_TRY(expr)                             \
-  do {                                                 \
+#define PENSTOCK_TRY(expr)                                              \
+  do {                                                                  \
     if (auto penstock_try_result = (expr); !penstock_try_result.ok()) { \
-      return std::move(penstock_try_result).error();   \
-    }                                                  \
+      return std::move(penstock_try_result).error();                    \
+    }                                                                   \
   } while (false)
 
 // PENSTOCK_TRY_ASSIGN(auto file, MappedFile::Open(path));

@@ -28,7 +28,8 @@ std::array<float, 2> NormalPair(uint32_t first, uint32_t second) {
   const double u = (static_cast<double>(first) + 0.5) * 0x1p-32;
   const double angle = 2.0 * std::numbers::pi * (static_cast<double>(second) * 0x1p-32);
   const double radius = std::sqrt(-2.0 * std::log(u));
-  return {static_cast<float>(radius * std::cos(angle)), static_cast<float>(radius * std::sin(angle))};
+  return {static_cast<float>(radius * std::cos(angle)),
+          static_cast<float>(radius * std::sin(angle))};
 }
 
 uint64_t MixKey(uint64_t key, uint64_t value) {

@@ -57,9 +57,10 @@ std::string FormatCount(int64_t count) {
 }
 
 Result<int64_t> ParseBytes(std::string_view text, std::string_view what) {
-  const Error wrong = MakeError(ErrorCode::kInvalidArgument,
-                                "[base.units] {}: got '{}', wanted bytes, for instance 1500000000, 1.5GB or 1.5GiB",
-                                what, text);
+  const Error wrong =
+      MakeError(ErrorCode::kInvalidArgument,
+                "[base.units] {}: got '{}', wanted bytes, for instance 1500000000, 1.5GB or 1.5GiB",
+                what, text);
   double number = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (code != std::errc() || !(number >= 0)) {

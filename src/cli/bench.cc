@@ -1,4 +1,5 @@
-// penstock bench: rates of prefill and decode for several numbers of sequences, as medians with their spread.
+// penstock bench: rates of prefill and decode for several numbers of sequences, as medians with
+// their spread.
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
@@ -37,15 +38,19 @@ Spread SpreadOf(std::vector<double> values) {
   return {median, values.front(), values.back()};
 }
 
-Json SpreadJson(const Spread& spread) { return {{"median", spread.median}, {"min", spread.low}, {"max", spread.high}}; }
+Json SpreadJson(const Spread& spread) {
+  return {{"median", spread.median}, {"min", spread.low}, {"max", spread.high}};
+}
 
-// Prompts of random ids, the same for every run of the same flags; ids that end a text don't matter, they are ignored.
+// Prompts of random ids, the same for every run of the same flags; ids that end a text don't
+// matter, they are ignored.
 std::vector<Prompt> RandomPrompts(int64_t count, int64_t tokens, int64_t vocabulary) {
   std::vector<Prompt> prompts(static_cast<size_t>(count));
   for (size_t s = 0; s < prompts.size(); ++s) {
     for (int64_t i = 0; i < tokens; ++i) {
       const auto words = Philox({static_cast<uint32_t>(i), static_cast<uint32_t>(s), 0, 0}, 0xBE4C);
-      prompts[s].tokens.push_back(static_cast<int32_t>(words[0] % static_cast<uint32_t>(vocabulary)));
+      prompts[s].tokens.push_back(
+          static_cast<int32_t>(words[0] % static_cast<uint32_t>(vocabulary)));
     }
   }
   return prompts;
@@ -55,7 +60,8 @@ struct Samples {
   std::vector<double> prefill_s, prefill_rate, decode_s, decode_rate, ttft_s, tpot_s;
 };
 
-Result<Rates> OneRepeat(serve::Engine& engine, const std::vector<Prompt>& prompts, const GenerateOptions& options) {
+Result<Rates> OneRepeat(serve::Engine& engine, const std::vector<Prompt>& prompts,
+                        const GenerateOptions& options) {
   Generation generation(engine, nullptr, options, nullptr);
   for (const Prompt& prompt : prompts) {
     PENSTOCK_TRY(generation.Add(prompt));
@@ -113,14 +119,18 @@ std::string RateCell(const std::vector<double>& values) {
   return fmt::format("{:.1f} ({:.1f} to {:.1f})", s.median, s.low, s.high);
 }
 
-Result<Json> RunOne(const BenchFlags& flags, const serve::ModelBundle& bundle, const serve::RunOptions& options, int64_t sequences,
+Result<Json> RunOne(const BenchFlags& flags, const serve::ModelBundle& bundle,
+                    const serve::RunOptions& options, int64_t sequences,
                     std::unique_ptr<comm::Channel> channel) {
   serve::RunDemand demand;
   demand.sequences = sequences;
   demand.positions = options.context > 0 ? options.context : flags.prompt_tokens + flags.generate;
   demand.longest_prompt = flags.prompt_tokens;
-  PENSTOCK_TRY_ASSIGN(const auto engine, serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
-  const std::vector<Prompt> prompts = RandomPrompts(sequences, flags.prompt_tokens, bundle.model.config.vocabulary);
+  PENSTOCK_TRY_ASSIGN(
+      const auto engine,
+      serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
+  const std::vector<Prompt> prompts =
+      RandomPrompts(sequences, flags.prompt_tokens, bundle.model.config.vocabulary);
   GenerateOptions generate;
   generate.ignore_eos = true;
   generate.max_new = std::min<int64_t>(flags.generate, 4);
@@ -138,26 +148,34 @@ Result<Json> RunOne(const BenchFlags& flags, const serve::ModelBundle& bundle, c
   AddRunJson(run, *engine, report, last);
   AddSpreads(run, samples);
   if (!flags.model.common.json) {
-    fmt::print("{:>9}  {:>6}  {:>30}  {:>30}  {:>10}\n", sequences, engine->setup().groups, RateCell(samples.prefill_rate),
-               RateCell(samples.decode_rate), FormatSeconds(run["ttft_s"].get<double>()));
+    fmt::print("{:>9}  {:>6}  {:>30}  {:>30}  {:>10}\n", sequences, engine->setup().groups,
+               RateCell(samples.prefill_rate), RateCell(samples.decode_rate),
+               FormatSeconds(run["ttft_s"].get<double>()));
     std::fflush(stdout);
   }
   return run;
 }
 
-Result<> BenchBody(const BenchFlags& flags, const serve::ModelBundle& bundle, const serve::RunOptions& options,
-                   std::unique_ptr<comm::Channel> channel) {
+Result<> BenchBody(const BenchFlags& flags, const serve::ModelBundle& bundle,
+                   const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
   PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> counts, ParseIds(flags.sequences, "--sequences"));
   if (counts.empty() || *std::min_element(counts.begin(), counts.end()) < 1) {
-    return MakeError(ErrorCode::kInvalidArgument, "[cli.bench] --sequences: got '{}', wanted numbers from 1 on", flags.sequences);
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.bench] --sequences: got '{}', wanted numbers from 1 on",
+                     flags.sequences);
   }
   if (channel != nullptr && counts.size() > 1) {
-    return MakeError(ErrorCode::kInvalidArgument, "[cli.bench] under mpirun --sequences takes one number, got '{}'", flags.sequences);
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.bench] under mpirun --sequences takes one number, got '{}'",
+                     flags.sequences);
   }
-  PENSTOCK_TRY_ASSIGN(const int64_t context, serve::ContextOf(bundle.model.config, options.context));
+  PENSTOCK_TRY_ASSIGN(const int64_t context,
+                      serve::ContextOf(bundle.model.config, options.context));
   if (flags.prompt_tokens + flags.generate > context) {
-    return MakeError(ErrorCode::kInvalidArgument, "[cli.bench] {} prompt tokens and {} new ones need {} positions, but the context has {}",
-                     flags.prompt_tokens, flags.generate, flags.prompt_tokens + flags.generate, context);
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[cli.bench] {} prompt tokens and {} new ones need {} positions, but the context has {}",
+        flags.prompt_tokens, flags.generate, flags.prompt_tokens + flags.generate, context);
   }
   Json json;
   json["model"] = flags.model.model;
@@ -166,8 +184,11 @@ Result<> BenchBody(const BenchFlags& flags, const serve::ModelBundle& bundle, co
   json["repeat"] = flags.repeat;
   json["runs"] = Json::array();
   if (!flags.model.common.json) {
-    fmt::print("tokens/s, median (lowest to highest) of {} repeats; {} prompt tokens, {} generated\n\n{:>9}  {:>6}  {:>30}  {:>30}  {:>10}\n",
-               flags.repeat, flags.prompt_tokens, flags.generate, "sequences", "groups", "prefill", "decode", "TTFT");
+    fmt::print(
+        "tokens/s, median (lowest to highest) of {} repeats; {} prompt tokens, {} "
+        "generated\n\n{:>9}  {:>6}  {:>30}  {:>30}  {:>10}\n",
+        flags.repeat, flags.prompt_tokens, flags.generate, "sequences", "groups", "prefill",
+        "decode", "TTFT");
   }
   for (const int32_t sequences : counts) {
     PENSTOCK_TRY_ASSIGN(Json run, RunOne(flags, bundle, options, sequences, std::move(channel)));
@@ -183,16 +204,23 @@ Result<> BenchBody(const BenchFlags& flags, const serve::ModelBundle& bundle, co
 
 void AddBench(CLI::App& app, int& status) {
   auto flags = std::make_shared<BenchFlags>();
-  CLI::App* verb = app.add_subcommand("bench", "Measure prefill and decode rates: medians and spread");
+  CLI::App* verb =
+      app.add_subcommand("bench", "Measure prefill and decode rates: medians and spread");
   AddModelFlags(*verb, flags->model);
-  AddInteger(*verb, "--prompt-tokens", flags->prompt_tokens, "Tokens of each prompt", 1, int64_t{1} << 30)->capture_default_str();
-  AddInteger(*verb, "--generate", flags->generate, "Tokens to generate", 1, int64_t{1} << 30)->capture_default_str();
-  verb->add_option("--sequences", flags->sequences, "Numbers of sequences to measure")->type_name("LIST")->capture_default_str();
+  AddInteger(*verb, "--prompt-tokens", flags->prompt_tokens, "Tokens of each prompt", 1,
+             int64_t{1} << 30)
+      ->capture_default_str();
+  AddInteger(*verb, "--generate", flags->generate, "Tokens to generate", 1, int64_t{1} << 30)
+      ->capture_default_str();
+  verb->add_option("--sequences", flags->sequences, "Numbers of sequences to measure")
+      ->type_name("LIST")
+      ->capture_default_str();
   AddInteger(*verb, "--repeat", flags->repeat, "Repeats", 1, 10000)->capture_default_str();
   verb->footer("Example: penstock bench -m model.gguf --stages 2 --sequences 1,16 --repeat 5");
   verb->callback([verb, flags, &status] {
     status = RunModelVerb(*verb, flags->model,
-                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
+                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,
+                              std::unique_ptr<comm::Channel> channel) {
                             return BenchBody(*flags, bundle, options, std::move(channel));
                           });
   });

@@ -67,9 +67,14 @@ class LineReader {
 
 class Conversation {
  public:
-  Conversation(const ChatFlags& flags, serve::Engine& engine, const LoadedTokenizer& tokenizer, const text::ChatTemplate& chat,
-               const GenerateOptions& options, int64_t context)
-      : flags_(flags), engine_(engine), tokenizer_(tokenizer), chat_(chat), options_(options), context_(context) {
+  Conversation(const ChatFlags& flags, serve::Engine& engine, const LoadedTokenizer& tokenizer,
+               const text::ChatTemplate& chat, const GenerateOptions& options, int64_t context)
+      : flags_(flags),
+        engine_(engine),
+        tokenizer_(tokenizer),
+        chat_(chat),
+        options_(options),
+        context_(context) {
     Reset();
   }
 
@@ -84,16 +89,20 @@ class Conversation {
     }
   }
 
-  // One turn: the user's words in, the answer streamed. Only what the model has not seen yet is computed.
+  // One turn: the user's words in, the answer streamed. Only what the model has not seen yet is
+  // computed.
   Result<> Say(const std::string& words) {
     messages_.push_back({"user", words});
-    PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> ids, text::EncodeChat(chat_, tokenizer_.tokenizer, messages_, {}));
+    PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> ids,
+                        text::EncodeChat(chat_, tokenizer_.tokenizer, messages_, {}));
     GenerateOptions options = options_;
     const int64_t room = context_ - static_cast<int64_t>(ids.size());
     if (room < 1) {
       messages_.pop_back();
       return MakeError(ErrorCode::kInvalidArgument,
-                       "[cli.chat] the conversation would have {} tokens, but the context has {}; /reset starts a new one", ids.size(), context_);
+                       "[cli.chat] the conversation would have {} tokens, but the context has {}; "
+                       "/reset starts a new one",
+                       ids.size(), context_);
     }
     options.max_new = std::min(options.max_new, room);
     const bool stream = !flags_.model.common.json;
@@ -117,10 +126,12 @@ class Conversation {
   }
 
   const Rates& rates() const { return rates_; }
+
   const std::vector<Output>& answers() const { return answers_; }
 
  private:
-  // Goes on behind the kept tokens when they are a beginning of the new text; else (a template that rewrites earlier turns) starts anew.
+  // Goes on behind the kept tokens when they are a beginning of the new text; else (a template that
+  // rewrites earlier turns) starts anew.
   Result<> Start(Generation& generation, const std::vector<int32_t>& ids) {
     if (sequence_ >= 0) {
       const auto kept = engine_.decider().tokens(sequence_);
@@ -146,9 +157,12 @@ class Conversation {
 };
 
 void PrintStats(const Rates& rates) {
-  const auto rate = [](int64_t tokens, double seconds) { return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0; };
-  fmt::print(stderr, "prefill {} tokens, {:.1f} tokens/s; decode {} tokens, {:.1f} tokens/s\n", rates.prefill_tokens,
-             rate(rates.prefill_tokens, rates.prefill_s), rates.decode_tokens, rate(rates.decode_tokens, rates.decode_s));
+  const auto rate = [](int64_t tokens, double seconds) {
+    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
+  };
+  fmt::print(stderr, "prefill {} tokens, {:.1f} tokens/s; decode {} tokens, {:.1f} tokens/s\n",
+             rates.prefill_tokens, rate(rates.prefill_tokens, rates.prefill_s), rates.decode_tokens,
+             rate(rates.decode_tokens, rates.decode_s));
 }
 
 Result<> Talk(Conversation& conversation, serve::Engine& engine, double deadline_s) {
@@ -161,10 +175,12 @@ Result<> Talk(Conversation& conversation, serve::Engine& engine, double deadline
   std::string line;
   while (true) {
     if (person) {
-      fmt::print(stderr, "{}> {}", ColourOnStderr() ? "\x1b[1m" : "", ColourOnStderr() ? "\x1b[0m" : "");
+      fmt::print(stderr, "{}> {}", ColourOnStderr() ? "\x1b[1m" : "",
+                 ColourOnStderr() ? "\x1b[0m" : "");
       std::fflush(stderr);
     }
-    PENSTOCK_TRY_ASSIGN(const bool more, reader.Next(line, heartbeat_s, [&] { return engine.Heartbeat(); }));
+    PENSTOCK_TRY_ASSIGN(const bool more,
+                        reader.Next(line, heartbeat_s, [&] { return engine.Heartbeat(); }));
     if (!more || line == "/exit" || line == "/quit") {
       return {};
     }
@@ -187,8 +203,8 @@ Result<> Talk(Conversation& conversation, serve::Engine& engine, double deadline
   }
 }
 
-Result<> ChatBody(const ChatFlags& flags, const serve::ModelBundle& bundle, const serve::RunOptions& options,
-                  std::unique_ptr<comm::Channel> channel) {
+Result<> ChatBody(const ChatFlags& flags, const serve::ModelBundle& bundle,
+                  const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
   PENSTOCK_TRY_ASSIGN(const weights::TokenizerMaterial material, bundle.files->Tokenizer());
   PENSTOCK_TRY_ASSIGN(const LoadedTokenizer tokenizer, LoadTokenizer(material));
   PENSTOCK_TRY_ASSIGN(const text::ChatTemplate* chat, PickTemplate(tokenizer, flags.template_name));
@@ -196,13 +212,17 @@ Result<> ChatBody(const ChatFlags& flags, const serve::ModelBundle& bundle, cons
   generate.max_new = flags.max_new;
   generate.stops = flags.stops;
   generate.end_ids = EndIds(bundle, &tokenizer.tokenizer);
-  PENSTOCK_TRY_ASSIGN(generate.sampling, SamplingFrom(flags.sampling.Given(), bundle.files->generation_config()));
-  PENSTOCK_TRY_ASSIGN(const int64_t context, serve::ContextOf(bundle.model.config, options.context));
+  PENSTOCK_TRY_ASSIGN(generate.sampling,
+                      SamplingFrom(flags.sampling.Given(), bundle.files->generation_config()));
+  PENSTOCK_TRY_ASSIGN(const int64_t context,
+                      serve::ContextOf(bundle.model.config, options.context));
   serve::RunDemand demand;
   demand.positions = context;
   demand.longest_prompt = std::min<int64_t>(context, 512);
   demand.penalties = generate.sampling.penalizes();
-  PENSTOCK_TRY_ASSIGN(const auto engine, serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
+  PENSTOCK_TRY_ASSIGN(
+      const auto engine,
+      serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
   Conversation conversation(flags, *engine, tokenizer, *chat, generate, context);
   PENSTOCK_TRY(Talk(conversation, *engine, options.deadline_s));
   PENSTOCK_TRY_ASSIGN(const serve::RunReport report, engine->Stop());
@@ -225,15 +245,23 @@ void AddChat(CLI::App& app, int& status) {
   auto flags = std::make_shared<ChatFlags>();
   CLI::App* verb = app.add_subcommand("chat", "A conversation that keeps its keys and values");
   AddModelFlags(*verb, flags->model);
-  AddInteger(*verb, "-n", flags->max_new, "Most tokens of an answer", 1, int64_t{1} << 40)->type_name("TOKENS")->capture_default_str();
+  AddInteger(*verb, "-n", flags->max_new, "Most tokens of an answer", 1, int64_t{1} << 40)
+      ->type_name("TOKENS")
+      ->capture_default_str();
   AddSamplingFlags(*verb, flags->sampling);
-  verb->add_option("--stop", flags->stops, "End an answer before this text; repeatable")->type_name("TEXT");
+  verb->add_option("--stop", flags->stops, "End an answer before this text; repeatable")
+      ->type_name("TEXT");
   verb->add_option("--system", flags->system, "A system message")->type_name("TEXT");
-  verb->add_option("--template", flags->template_name, "The chat template's name, instead of the model's own")->type_name("NAME");
-  verb->footer("Example: penstock chat -m model.gguf --stages 2\nLines may be piped in: echo \"Name three rivers.\" | penstock chat -m model.gguf");
+  verb->add_option("--template", flags->template_name,
+                   "The chat template's name, instead of the model's own")
+      ->type_name("NAME");
+  verb->footer(
+      "Example: penstock chat -m model.gguf --stages 2\nLines may be piped in: echo \"Name three "
+      "rivers.\" | penstock chat -m model.gguf");
   verb->callback([verb, flags, &status] {
     status = RunModelVerb(*verb, flags->model,
-                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
+                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,
+                              std::unique_ptr<comm::Channel> channel) {
                             return ChatBody(*flags, bundle, options, std::move(channel));
                           });
   });

@@ -16,7 +16,8 @@ OnText StreamToStdout() {
   };
 }
 
-Generation::Generation(serve::Engine& engine, const text::Tokenizer* tokenizer, const GenerateOptions& options, OnText on_text)
+Generation::Generation(serve::Engine& engine, const text::Tokenizer* tokenizer,
+                       const GenerateOptions& options, OnText on_text)
     : engine_(engine), tokenizer_(tokenizer), options_(options), on_text_(std::move(on_text)) {}
 
 Result<Generation::Entry> Generation::NewEntry(int64_t prompt_tokens, int64_t max_new) {
@@ -24,7 +25,8 @@ Result<Generation::Entry> Generation::NewEntry(int64_t prompt_tokens, int64_t ma
   entry.max_new = max_new;
   entry.output.prompt_tokens = prompt_tokens;
   if (tokenizer_ != nullptr) {
-    entry.detokenizer.emplace(*tokenizer_, text::DetokenizerOptions{.skip_special = true, .at_start = false});
+    entry.detokenizer.emplace(*tokenizer_,
+                              text::DetokenizerOptions{.skip_special = true, .at_start = false});
   }
   if (!options_.stops.empty()) {
     PENSTOCK_TRY_ASSIGN(text::StopFilter filter, text::StopFilter::Make(options_.stops));
@@ -34,8 +36,11 @@ Result<Generation::Entry> Generation::NewEntry(int64_t prompt_tokens, int64_t ma
 }
 
 Result<> Generation::Add(const Prompt& prompt, int64_t room) {
-  PENSTOCK_TRY_ASSIGN(Entry entry, NewEntry(static_cast<int64_t>(prompt.tokens.size()), prompt.max_new > 0 ? prompt.max_new : options_.max_new));
-  PENSTOCK_TRY_ASSIGN(entry.sequence, engine_.Admit(prompt.tokens, entry.max_new, options_.sampling, room));
+  PENSTOCK_TRY_ASSIGN(Entry entry,
+                      NewEntry(static_cast<int64_t>(prompt.tokens.size()),
+                               prompt.max_new > 0 ? prompt.max_new : options_.max_new));
+  PENSTOCK_TRY_ASSIGN(entry.sequence,
+                      engine_.Admit(prompt.tokens, entry.max_new, options_.sampling, room));
   entries_.push_back(std::move(entry));
   return {};
 }
@@ -48,7 +53,9 @@ Result<> Generation::AddContinued(int32_t sequence, std::span<const int32_t> tok
   return {};
 }
 
-double Generation::Now() const { return std::chrono::duration<double>(comm::Clock::now() - start_).count(); }
+double Generation::Now() const {
+  return std::chrono::duration<double>(comm::Clock::now() - start_).count();
+}
 
 void Generation::Show(Entry& entry, const std::string& text) {
   if (text.empty()) {
@@ -73,7 +80,8 @@ void Generation::Close(Entry& entry, const char* reason) {
 }
 
 bool Generation::OnRow(const serve::RowResult& row) {
-  const auto it = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.sequence == row.sequence; });
+  const auto it = std::find_if(entries_.begin(), entries_.end(),
+                               [&](const Entry& e) { return e.sequence == row.sequence; });
   PENSTOCK_CHECK(it != entries_.end(), "results are of admitted sequences");
   Entry& entry = *it;
   const int32_t token = row.sampled.token;
@@ -109,7 +117,8 @@ Result<> Generation::Run() {
   start_ = comm::Clock::now();
   bool more = true;
   while (more && !Interrupted()) {
-    PENSTOCK_TRY_ASSIGN(more, engine_.Advance([this](const serve::RowResult& row) { return OnRow(row); }));
+    PENSTOCK_TRY_ASSIGN(
+        more, engine_.Advance([this](const serve::RowResult& row) { return OnRow(row); }));
   }
   end_s_ = Now();
   for (Entry& entry : entries_) {
@@ -145,7 +154,8 @@ Rates Generation::rates() const {
   rates.ttft_s = std::max(0.0, rates.ttft_s);
   rates.prefill_s = rates.ttft_s;
   rates.decode_s = std::max(0.0, end_s_ - rates.ttft_s);
-  rates.decode_tokens = std::count_if(arrivals_s_.begin(), arrivals_s_.end(), [&](double at) { return at > rates.ttft_s; });
+  rates.decode_tokens = std::count_if(arrivals_s_.begin(), arrivals_s_.end(),
+                                      [&](double at) { return at > rates.ttft_s; });
   if (rates.decode_tokens == 0) {
     rates.decode_s = 0;
   }

@@ -36,14 +36,16 @@ struct Output {
   std::vector<serve::Sampled> logprobs;
 };
 
-// What rank 0 saw, in seconds from the first plan. Rates count prompt tokens until the last prompt had its first token, and generated tokens after.
+// What rank 0 saw, in seconds from the first plan. Rates count prompt tokens until the last prompt
+// had its first token, and generated tokens after.
 struct Rates {
   int64_t prefill_tokens = 0;
   double prefill_s = 0;
   int64_t decode_tokens = 0;
   double decode_s = 0;
   double ttft_s = 0;
-  std::optional<double> tpot_s;  // mean time per token after the first; none when no sequence had a second
+  std::optional<double>
+      tpot_s;  // mean time per token after the first; none when no sequence had a second
 };
 
 // Called with text that may be shown at once (whole characters).
@@ -52,10 +54,12 @@ using OnText = std::function<void(size_t sequence, const std::string& piece)>;
 // Writes each piece at once; a reader that went away counts as Ctrl-C.
 OnText StreamToStdout();
 
-// One batch of sequences, from their first plan to their last token. `tokenizer` may be null (no text then).
+// One batch of sequences, from their first plan to their last token. `tokenizer` may be null (no
+// text then).
 class Generation {
  public:
-  Generation(serve::Engine& engine, const text::Tokenizer* tokenizer, const GenerateOptions& options, OnText on_text);
+  Generation(serve::Engine& engine, const text::Tokenizer* tokenizer,
+             const GenerateOptions& options, OnText on_text);
 
   // Errors: those of Engine::Admit, text::StopFilter::Make.
   Result<> Add(const Prompt& prompt, int64_t room = 0);
@@ -66,6 +70,7 @@ class Generation {
   Result<> Run();
 
   int32_t engine_sequence(size_t index) const { return entries_[index].sequence; }
+
   std::vector<Output> TakeOutputs();
   Rates rates() const;
 

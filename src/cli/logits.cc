@@ -19,14 +19,16 @@ struct LogitsFlags {
   std::string output;
 };
 
-Result<> LogitsBody(const LogitsFlags& flags, const serve::ModelBundle& bundle, const serve::RunOptions& options,
-                    std::unique_ptr<comm::Channel> channel) {
+Result<> LogitsBody(const LogitsFlags& flags, const serve::ModelBundle& bundle,
+                    const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
   PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> tokens, ParseIds(flags.tokens, "--tokens"));
   if (tokens.empty()) {
-    return MakeError(ErrorCode::kInvalidArgument, "[cli.logits] --tokens holds no ids, wanted at least one");
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.logits] --tokens holds no ids, wanted at least one");
   }
   if (flags.model.common.json && flags.output == "-") {
-    return MakeError(ErrorCode::kInvalidArgument, "[cli.logits] --json and -o - both want standard output; name a file");
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.logits] --json and -o - both want standard output; name a file");
   }
   const auto rows = static_cast<int64_t>(tokens.size());
   serve::RunOptions run = options;
@@ -37,7 +39,9 @@ Result<> LogitsBody(const LogitsFlags& flags, const serve::ModelBundle& bundle, 
   demand.mode = serve::HeadMode::kLogits;
   demand.positions = rows;
   demand.longest_prompt = rows;
-  PENSTOCK_TRY_ASSIGN(const auto engine, serve::Engine::Start(bundle, run, demand, std::move(channel), LoadProgressBar()));
+  PENSTOCK_TRY_ASSIGN(
+      const auto engine,
+      serve::Engine::Start(bundle, run, demand, std::move(channel), LoadProgressBar()));
   PENSTOCK_TRY(engine->Admit(tokens, 0, {}));
   const int64_t vocabulary = bundle.model.graph.value(bundle.model.graph.logits).width;
   std::vector<float> logits(static_cast<size_t>(rows * vocabulary));
@@ -60,7 +64,8 @@ Result<> LogitsBody(const LogitsFlags& flags, const serve::ModelBundle& bundle, 
     if (flags.output.empty()) {
       json["logits"] = Json::array();
       for (int64_t r = 0; r < rows; ++r) {
-        json["logits"].push_back(std::vector<float>(logits.begin() + r * vocabulary, logits.begin() + (r + 1) * vocabulary));
+        json["logits"].push_back(std::vector<float>(logits.begin() + r * vocabulary,
+                                                    logits.begin() + (r + 1) * vocabulary));
       }
     } else {
       json["file"] = flags.output;
@@ -68,9 +73,11 @@ Result<> LogitsBody(const LogitsFlags& flags, const serve::ModelBundle& bundle, 
     PrintJson(json);
   } else if (flags.output.empty()) {
     for (int64_t r = 0; r < rows; ++r) {
-      const auto row = std::span(logits).subspan(static_cast<size_t>(r * vocabulary), static_cast<size_t>(vocabulary));
+      const auto row = std::span(logits).subspan(static_cast<size_t>(r * vocabulary),
+                                                 static_cast<size_t>(vocabulary));
       const auto best = std::max_element(row.begin(), row.end());
-      fmt::print("row {:5d}  token {:7d}  largest {:12.6f} at {}\n", r, tokens[static_cast<size_t>(r)], *best, best - row.begin());
+      fmt::print("row {:5d}  token {:7d}  largest {:12.6f} at {}\n", r,
+                 tokens[static_cast<size_t>(r)], *best, best - row.begin());
     }
   } else if (flags.output != "-") {
     fmt::print("{} x {} logits in {}\n", rows, vocabulary, flags.output);
@@ -84,12 +91,18 @@ void AddLogits(CLI::App& app, int& status) {
   auto flags = std::make_shared<LogitsFlags>();
   CLI::App* verb = app.add_subcommand("logits", "Logits of every row of a prompt, in float32");
   AddModelFlags(*verb, flags->model);
-  verb->add_option("--tokens", flags->tokens, "Token ids, taken literally")->required()->type_name("IDS");
-  verb->add_option("-o,--output", flags->output, "A NumPy file [tokens, vocabulary], - for standard output")->type_name("FILE.npy");
-  verb->footer("Example: penstock logits -m model --tokens 1,2,3 --stages 2 --weights f32 -o logits.npy");
+  verb->add_option("--tokens", flags->tokens, "Token ids, taken literally")
+      ->required()
+      ->type_name("IDS");
+  verb->add_option("-o,--output", flags->output,
+                   "A NumPy file [tokens, vocabulary], - for standard output")
+      ->type_name("FILE.npy");
+  verb->footer(
+      "Example: penstock logits -m model --tokens 1,2,3 --stages 2 --weights f32 -o logits.npy");
   verb->callback([verb, flags, &status] {
     status = RunModelVerb(*verb, flags->model,
-                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
+                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,
+                              std::unique_ptr<comm::Channel> channel) {
                             return LogitsBody(*flags, bundle, options, std::move(channel));
                           });
   });

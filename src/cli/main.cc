@@ -43,7 +43,8 @@ bool IsFirstRank() {
 
 bool IsVerb(const CLI::App& app, const std::string& word) {
   const auto verbs = app.get_subcommands({});
-  return std::any_of(verbs.begin(), verbs.end(), [&](const CLI::App* verb) { return verb->get_name() == word; });
+  return std::any_of(verbs.begin(), verbs.end(),
+                     [&](const CLI::App* verb) { return verb->get_name() == word; });
 }
 
 std::string UnknownVerb(const CLI::App& app, const std::string& word) {
@@ -57,13 +58,19 @@ std::string UnknownVerb(const CLI::App& app, const std::string& word) {
 }
 
 int RunCommandLine(int argc, char** argv) {
-  CLI::App app("Run and train language models cut into pipeline stages, and know beforehand whether it is worth it.", "penstock");
+  CLI::App app(
+      "Run and train language models cut into pipeline stages, and know beforehand whether it is "
+      "worth it.",
+      "penstock");
   app.set_version_flag("--version", "penstock " PENSTOCK_VERSION);
   app.require_subcommand(1);
   app.failure_message([](const CLI::App*, const CLI::Error& e) {
-    return fmt::format("penstock: {}\nRun `penstock --help` or `penstock VERB --help`.\n", e.what());
+    return fmt::format("penstock: {}\nRun `penstock --help` or `penstock VERB --help`.\n",
+                       e.what());
   });
-  app.footer("Each verb has --help with an example. Start with `penstock run -m MODEL -p TEXT --stages 2`.");
+  app.footer(
+      "Each verb has --help with an example. Start with `penstock run -m MODEL -p TEXT --stages "
+      "2`.");
   int status = 0;
   for (const penstock::cli::AddVerb add : penstock::cli::kVerbs) {
     add(app, status);

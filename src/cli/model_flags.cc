@@ -48,10 +48,12 @@ Result<std::optional<DType>> ParseKv(const std::string& text) {
   if (text == "bf16") {
     return std::optional<DType>(DType::kBF16);
   }
-  return MakeError(ErrorCode::kInvalidArgument, "[cli.flags] --kv: got '{}', wanted auto, f32 or bf16", text);
+  return MakeError(ErrorCode::kInvalidArgument,
+                   "[cli.flags] --kv: got '{}', wanted auto, f32 or bf16", text);
 }
 
-// Under MPI every rank meets the same bad flag or file; rank 0 says it, the others only if it did not. What failed while running is said at once.
+// Under MPI every rank meets the same bad flag or file; rank 0 says it, the others only if it did
+// not. What failed while running is said at once.
 int FailOnRank(const CLI::App& verb, const Error& error, int rank) {
   if (rank > 0) {
     if (ExitStatus(error.code) == 2) {
@@ -63,7 +65,8 @@ int FailOnRank(const CLI::App& verb, const Error& error, int rank) {
   return Fail(verb, error);
 }
 
-// mpirun throws away what it has not read when a rank aborts: waits until it has read what we wrote, at most a second.
+// mpirun throws away what it has not read when a rank aborts: waits until it has read what we
+// wrote, at most a second.
 void WaitUntilRead(int fd) {
   int unread = 1;
   for (int tries = 0; tries < 100 && ::ioctl(fd, FIONREAD, &unread) == 0 && unread > 0; ++tries) {
@@ -80,7 +83,8 @@ void AbortAll(int status) {
   comm::AbortMpi(status);
 }
 
-Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> channel, const ModelBody& body) {
+Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> channel,
+                   const ModelBody& body) {
   PENSTOCK_TRY_ASSIGN(serve::RunOptions options, ToRunOptions(flags));
   if (channel != nullptr && options.stages == 0 && options.cut.empty()) {
     options.stages = channel->size();
@@ -89,43 +93,67 @@ Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> chann
   if (channel != nullptr && channel->rank() > 0) {
     return serve::RunWorker(bundle, options, std::move(channel));
   }
-  const int64_t ranks = options.cut.empty() ? std::max<int64_t>(1, options.stages) : static_cast<int64_t>(options.cut.size()) + 1;
-  if (channel == nullptr && ranks * std::max<int64_t>(1, flags.threads) > kernels::UsableCores() && ranks > 1) {
-    LogNote("{} stages share {} cores: their times are those of shared cores", ranks, kernels::UsableCores());
+  const int64_t ranks = options.cut.empty() ? std::max<int64_t>(1, options.stages)
+                                            : static_cast<int64_t>(options.cut.size()) + 1;
+  if (channel == nullptr && ranks * std::max<int64_t>(1, flags.threads) > kernels::UsableCores() &&
+      ranks > 1) {
+    LogNote("{} stages share {} cores: their times are those of shared cores", ranks,
+            kernels::UsableCores());
   }
   return body(bundle, options, std::move(channel));
 }
 
 }  // namespace
 
-CLI::Option* AddInteger(CLI::App& verb, const std::string& name, int64_t& value, const std::string& help, int64_t low, int64_t high) {
-  return verb.add_option(name, value, help)->check([low, high](const std::string& text) -> std::string {
-    int64_t number = 0;
-    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (code != std::errc() || end != text.data() + text.size() || number < low || number > high) {
-      return fmt::format("got '{}', wanted an integer from {} to {}", text, low, high);
-    }
-    return "";
-  });
+CLI::Option* AddInteger(CLI::App& verb, const std::string& name, int64_t& value,
+                        const std::string& help, int64_t low, int64_t high) {
+  return verb.add_option(name, value, help)
+      ->check([low, high](const std::string& text) -> std::string {
+        int64_t number = 0;
+        const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
+        if (code != std::errc() || end != text.data() + text.size() || number < low ||
+            number > high) {
+          return fmt::format("got '{}', wanted an integer from {} to {}", text, low, high);
+        }
+        return "";
+      });
 }
 
 void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
   AddCommonFlags(verb, flags.common);
   constexpr int64_t kMany = int64_t{1} << 20;
-  verb.add_option("-m,--model", flags.model, "A .gguf file or a folder in Hugging Face layout")->required()->type_name("MODEL");
-  AddInteger(verb, "--stages", flags.stages, "Pipeline stages (default 1, under mpirun its ranks)", 1, kMany)->type_name("N");
-  verb.add_option("--cut", flags.cut, "Layers at which new stages start, for instance 10,20 (layer 0 is the embedding)")
-      ->check([](const std::string& text) { return text.empty() ? std::string("got nothing, wanted layers, for instance 10,20") : std::string(); })
+  verb.add_option("-m,--model", flags.model, "A .gguf file or a folder in Hugging Face layout")
+      ->required()
+      ->type_name("MODEL");
+  AddInteger(verb, "--stages", flags.stages, "Pipeline stages (default 1, under mpirun its ranks)",
+             1, kMany)
+      ->type_name("N");
+  verb.add_option("--cut", flags.cut,
+                  "Layers at which new stages start, for instance 10,20 (layer 0 is the embedding)")
+      ->check([](const std::string& text) {
+        return text.empty() ? std::string("got nothing, wanted layers, for instance 10,20")
+                            : std::string();
+      })
       ->type_name("LIST");
-  AddInteger(verb, "--groups", flags.groups, "Groups of sequences in flight (default: the stages)", 1, 4096)->type_name("G");
-  AddInteger(verb, "--threads", flags.threads, "Threads per stage (default: cores / stages)", 1, 4096)->type_name("N");
+  AddInteger(verb, "--groups", flags.groups, "Groups of sequences in flight (default: the stages)",
+             1, 4096)
+      ->type_name("G");
+  AddInteger(verb, "--threads", flags.threads, "Threads per stage (default: cores / stages)", 1,
+             4096)
+      ->type_name("N");
   verb.add_option("--weights", flags.weights, "auto, f32, bf16, int8 or int4")->type_name("TYPE");
   verb.add_option("--kv", flags.kv, "Keys and values: auto, f32 or bf16")->type_name("TYPE");
-  AddInteger(verb, "--context", flags.context, "Most positions of a sequence (default: the model's, at most 4096)", 1, int64_t{1} << 40)
+  AddInteger(verb, "--context", flags.context,
+             "Most positions of a sequence (default: the model's, at most 4096)", 1,
+             int64_t{1} << 40)
       ->type_name("N");
-  AddInteger(verb, "--prefill-chunk", flags.prefill_chunk, "Tokens of a prompt per micro-batch (default: chosen)", 1, 65536)->type_name("N");
-  verb.add_option("--memory", flags.memory, "Bytes that each rank may use, for instance 2GiB")->type_name("BYTES");
-  verb.add_option("--deadline", flags.deadline_s, "Seconds that a stage waits for another before the run fails")
+  AddInteger(verb, "--prefill-chunk", flags.prefill_chunk,
+             "Tokens of a prompt per micro-batch (default: chosen)", 1, 65536)
+      ->type_name("N");
+  verb.add_option("--memory", flags.memory, "Bytes that each rank may use, for instance 2GiB")
+      ->type_name("BYTES");
+  verb.add_option("--deadline", flags.deadline_s,
+                  "Seconds that a stage waits for another before the run fails")
       ->type_name("S");
 }
 
@@ -142,11 +170,14 @@ Result<serve::RunOptions> ToRunOptions(const ModelFlags& flags) {
   if (!flags.memory.empty()) {
     PENSTOCK_TRY_ASSIGN(options.memory_bytes, ParseBytes(flags.memory, "--memory"));
     if (options.memory_bytes == 0) {
-      return MakeError(ErrorCode::kInvalidArgument, "[cli.flags] --memory: got 0 bytes, wanted more");
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[cli.flags] --memory: got 0 bytes, wanted more");
     }
   }
   if (!(flags.deadline_s >= 0.01 && flags.deadline_s <= 86400)) {
-    return MakeError(ErrorCode::kInvalidArgument, "[cli.flags] --deadline: got {}, wanted 0.01 to 86400 seconds", flags.deadline_s);
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.flags] --deadline: got {}, wanted 0.01 to 86400 seconds",
+                     flags.deadline_s);
   }
   options.deadline_s = flags.deadline_s;
   return options;
@@ -154,7 +185,9 @@ Result<serve::RunOptions> ToRunOptions(const ModelFlags& flags) {
 
 Result<std::vector<int32_t>> ParseIds(const std::string& text, const std::string& what) {
   std::vector<int32_t> ids;
-  const auto separator = [](char c) { return c == ',' || c == ' ' || c == '\t' || c == '\n' || c == '\r'; };
+  const auto separator = [](char c) {
+    return c == ',' || c == ' ' || c == '\t' || c == '\n' || c == '\r';
+  };
   size_t at = 0;
   while (at < text.size()) {
     if (separator(text[at])) {
@@ -168,8 +201,9 @@ Result<std::vector<int32_t>> ParseIds(const std::string& text, const std::string
     int32_t id = 0;
     const auto [stop, code] = std::from_chars(text.data() + at, text.data() + end, id);
     if (code != std::errc() || stop != text.data() + end || id < 0) {
-      return MakeError(ErrorCode::kInvalidArgument, "[cli.flags] {}: got '{}', wanted numbers from 0 on, separated by commas", what,
-                       text.substr(at, std::min<size_t>(end - at, 40)));
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[cli.flags] {}: got '{}', wanted numbers from 0 on, separated by commas",
+                       what, text.substr(at, std::min<size_t>(end - at, 40)));
     }
     ids.push_back(id);
     at = end;
@@ -206,11 +240,13 @@ serve::LoadProgress LoadProgressBar() {
   if (::isatty(STDERR_FILENO) == 0) {
     return nullptr;
   }
+
   struct State {
     std::mutex mutex;
     std::vector<std::pair<int64_t, int64_t>> ranks;  // loaded, total
     std::chrono::steady_clock::time_point shown{};
   };
+
   auto state = std::make_shared<State>();
   return [state](int32_t rank, int64_t bytes, int64_t total) {
     const std::lock_guard lock(state->mutex);
@@ -227,7 +263,8 @@ serve::LoadProgress LoadProgressBar() {
       line += fmt::format("  stage {} {:3d} %", r, all > 0 ? done * 100 / all : 100);
     }
     fmt::print(stderr, "\r{}\x1b[K", line);
-    if (std::all_of(state->ranks.begin(), state->ranks.end(), [](const auto& r) { return r.first >= r.second; })) {
+    if (std::all_of(state->ranks.begin(), state->ranks.end(),
+                    [](const auto& r) { return r.first >= r.second; })) {
       fmt::print(stderr, "\r\x1b[K");
     }
     std::fflush(stderr);
@@ -236,6 +273,7 @@ serve::LoadProgress LoadProgressBar() {
 
 void CatchInterrupts() {
   struct sigaction action {};
+
   action.sa_handler = OnInterrupt;
   sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, nullptr);
@@ -243,10 +281,16 @@ void CatchInterrupts() {
   std::signal(SIGPIPE, SIG_IGN);
 }
 
-bool Interrupted() { return interrupts > 0; }
+bool Interrupted() {
+  return interrupts > 0;
+}
 
-void Interrupt() { interrupts = interrupts + 1; }
+void Interrupt() {
+  interrupts = interrupts + 1;
+}
 
-Error InterruptedError() { return MakeError(ErrorCode::kInterrupted, "[cli] interrupted"); }
+Error InterruptedError() {
+  return MakeError(ErrorCode::kInterrupted, "[cli] interrupted");
+}
 
 }  // namespace penstock::cli

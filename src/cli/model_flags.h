@@ -1,4 +1,5 @@
-// Flags of every verb that runs a model, and the frame in which it runs: threads, or one process per rank under mpirun.
+// Flags of every verb that runs a model, and the frame in which it runs: threads, or one process
+// per rank under mpirun.
 
 #pragma once
 
@@ -28,7 +29,8 @@ struct ModelFlags {
 };
 
 // An integer option that must lie within [low, high]; anything else is refused with both ends.
-CLI::Option* AddInteger(CLI::App& verb, const std::string& name, int64_t& value, const std::string& help, int64_t low, int64_t high);
+CLI::Option* AddInteger(CLI::App& verb, const std::string& name, int64_t& value,
+                        const std::string& help, int64_t low, int64_t high);
 
 void AddModelFlags(CLI::App& verb, ModelFlags& flags);
 
@@ -39,9 +41,12 @@ Result<serve::RunOptions> ToRunOptions(const ModelFlags& flags);
 Result<std::vector<int32_t>> ParseIds(const std::string& text, const std::string& what);
 
 // What a verb does on rank 0. `channel` is null without MPI.
-using ModelBody = std::function<Result<>(const serve::ModelBundle& bundle, const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel)>;
+using ModelBody =
+    std::function<Result<>(const serve::ModelBundle& bundle, const serve::RunOptions& options,
+                           std::unique_ptr<comm::Channel> channel)>;
 
-// Opens the model, runs `body` on rank 0 (and the worker on the others), reports errors, gives the exit status.
+// Opens the model, runs `body` on rank 0 (and the worker on the others), reports errors, gives the
+// exit status.
 int RunModelVerb(const CLI::App& verb, const ModelFlags& flags, const ModelBody& body);
 
 // Load progress on standard error, when that is a terminal.

@@ -6,8 +6,10 @@
 
 namespace penstock::cli {
 
-Result<> WriteNpy(const std::string& path, std::span<const float> values, int64_t rows, int64_t columns) {
-  std::string header = fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {}), }}", rows, columns);
+Result<> WriteNpy(const std::string& path, std::span<const float> values, int64_t rows,
+                  int64_t columns) {
+  std::string header =
+      fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {}), }}", rows, columns);
   constexpr size_t kPreamble = 10;
   header.append(63 - (kPreamble + header.size()) % 64, ' ');
   header += '\n';

@@ -11,6 +11,7 @@
 namespace penstock::cli {
 
 // A float32 matrix [rows, columns], row-major, little-endian. "-" is standard output.
-Result<> WriteNpy(const std::string& path, std::span<const float> values, int64_t rows, int64_t columns);
+Result<> WriteNpy(const std::string& path, std::span<const float> values, int64_t rows,
+                  int64_t columns);
 
 }  // namespace penstock::cli

@@ -21,7 +21,8 @@ struct PerplexityFlags {
   std::string tokens;
 };
 
-Result<std::vector<int32_t>> TextTokens(const PerplexityFlags& flags, const serve::ModelBundle& bundle) {
+Result<std::vector<int32_t>> TextTokens(const PerplexityFlags& flags,
+                                        const serve::ModelBundle& bundle) {
   if (!flags.tokens.empty()) {
     return ParseIds(flags.tokens, "--tokens");
   }
@@ -31,21 +32,24 @@ Result<std::vector<int32_t>> TextTokens(const PerplexityFlags& flags, const serv
   return loaded.tokenizer.Encode(text);
 }
 
-// Longer texts are cut into pieces of the context, each read from its beginning; every token but a piece's first is scored.
+// Longer texts are cut into pieces of the context, each read from its beginning; every token but a
+// piece's first is scored.
 std::vector<std::vector<int32_t>> Pieces(const std::vector<int32_t>& tokens, int64_t context) {
   std::vector<std::vector<int32_t>> pieces;
   for (size_t at = 0; at < tokens.size(); at += static_cast<size_t>(context)) {
     const size_t end = std::min(tokens.size(), at + static_cast<size_t>(context));
-    pieces.emplace_back(tokens.begin() + static_cast<int64_t>(at), tokens.begin() + static_cast<int64_t>(end));
+    pieces.emplace_back(tokens.begin() + static_cast<int64_t>(at),
+                        tokens.begin() + static_cast<int64_t>(end));
   }
   return pieces;
 }
 
-Result<> PerplexityBody(const PerplexityFlags& flags, const serve::ModelBundle& bundle, const serve::RunOptions& options,
-                        std::unique_ptr<comm::Channel> channel) {
+Result<> PerplexityBody(const PerplexityFlags& flags, const serve::ModelBundle& bundle,
+                        const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
   PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> tokens, TextTokens(flags, bundle));
   if (tokens.size() < 2) {
-    return MakeError(ErrorCode::kInvalidArgument, "[cli.perplexity] the text has {} tokens, wanted at least 2", tokens.size());
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.perplexity] the text has {} tokens, wanted at least 2", tokens.size());
   }
   serve::RunOptions run = options;
   if (run.context == 0) {
@@ -57,11 +61,14 @@ Result<> PerplexityBody(const PerplexityFlags& flags, const serve::ModelBundle& 
   demand.sequences = static_cast<int64_t>(pieces.size());
   demand.positions = static_cast<int64_t>(pieces[0].size());
   demand.longest_prompt = demand.positions;
-  PENSTOCK_TRY_ASSIGN(const auto engine, serve::Engine::Start(bundle, run, demand, std::move(channel), LoadProgressBar()));
+  PENSTOCK_TRY_ASSIGN(
+      const auto engine,
+      serve::Engine::Start(bundle, run, demand, std::move(channel), LoadProgressBar()));
   for (const std::vector<int32_t>& piece : pieces) {
     PENSTOCK_TRY(engine->Admit(piece, 0, {}));
   }
-  // Kept per position and added in order, so that the sum does not depend on the order of the results.
+  // Kept per position and added in order, so that the sum does not depend on the order of the
+  // results.
   std::vector<std::vector<double>> scores;
   for (const std::vector<int32_t>& piece : pieces) {
     scores.emplace_back(piece.size(), 0.0);
@@ -69,7 +76,8 @@ Result<> PerplexityBody(const PerplexityFlags& flags, const serve::ModelBundle& 
   bool more = true;
   while (more) {
     PENSTOCK_TRY_ASSIGN(more, engine->Advance([&](const serve::RowResult& row) {
-      scores[static_cast<size_t>(row.sequence)][static_cast<size_t>(row.position)] = row.sampled.logprob;
+      scores[static_cast<size_t>(row.sequence)][static_cast<size_t>(row.position)] =
+          row.sampled.logprob;
       return false;
     }));
     if (Interrupted()) {
@@ -89,7 +97,8 @@ Result<> PerplexityBody(const PerplexityFlags& flags, const serve::ModelBundle& 
   if (flags.model.common.json) {
     PrintJson({{"tokens", count}, {"nll_per_token", mean}, {"perplexity", std::exp(mean)}});
   } else {
-    fmt::print("{} tokens scored, {:.6f} nats per token, perplexity {:.4f}\n", FormatCount(count), mean, std::exp(mean));
+    fmt::print("{} tokens scored, {:.6f} nats per token, perplexity {:.4f}\n", FormatCount(count),
+               mean, std::exp(mean));
   }
   return {};
 }
@@ -101,15 +110,20 @@ void AddPerplexity(CLI::App& app, int& status) {
   CLI::App* verb = app.add_subcommand("perplexity", "How well a model foretells a text");
   AddModelFlags(*verb, flags->model);
   CLI::Option* file = verb->add_option("--file", flags->file, "A text file")->type_name("FILE");
-  CLI::Option* tokens = verb->add_option("--tokens", flags->tokens, "Token ids, taken literally")->type_name("IDS")->excludes(file);
+  CLI::Option* tokens = verb->add_option("--tokens", flags->tokens, "Token ids, taken literally")
+                            ->type_name("IDS")
+                            ->excludes(file);
   verb->footer("Example: penstock perplexity -m model.gguf --file text.txt --weights int8");
   verb->callback([verb, flags, file, tokens, &status] {
     if (file->count() + tokens->count() == 0) {
-      status = Fail(*verb, MakeError(ErrorCode::kInvalidArgument, "[cli.perplexity] nothing to read, wanted --file or --tokens"));
+      status =
+          Fail(*verb, MakeError(ErrorCode::kInvalidArgument,
+                                "[cli.perplexity] nothing to read, wanted --file or --tokens"));
       return;
     }
     status = RunModelVerb(*verb, flags->model,
-                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
+                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,
+                              std::unique_ptr<comm::Channel> channel) {
                             return PerplexityBody(*flags, bundle, options, std::move(channel));
                           });
   });

@@ -46,7 +46,8 @@ Result<std::string> ReadPromptFile(const std::string& path) {
 
 Result<std::vector<text::ChatMessage>> Messages(const RunFlags& flags) {
   PENSTOCK_TRY_ASSIGN(const Json json, ReadJsonFile(flags.chat_file));
-  PENSTOCK_TRY_ASSIGN(std::vector<text::ChatMessage> messages, text::ReadChatMessages(json, flags.chat_file));
+  PENSTOCK_TRY_ASSIGN(std::vector<text::ChatMessage> messages,
+                      text::ReadChatMessages(json, flags.chat_file));
   if (!flags.system.empty()) {
     messages.insert(messages.begin(), {"system", flags.system});
   }
@@ -54,7 +55,8 @@ Result<std::vector<text::ChatMessage>> Messages(const RunFlags& flags) {
 }
 
 // A text as ids: as it is, or as a user's message when --system or --template asks for a chat.
-Result<std::vector<int32_t>> EncodePrompt(const RunFlags& flags, const LoadedTokenizer& tokenizer, const std::string& text) {
+Result<std::vector<int32_t>> EncodePrompt(const RunFlags& flags, const LoadedTokenizer& tokenizer,
+                                          const std::string& text) {
   if (flags.system.empty() && flags.template_name.empty()) {
     return tokenizer.tokenizer.Encode(text);
   }
@@ -80,8 +82,10 @@ Result<std::vector<Prompt>> Prompts(const RunFlags& flags, const LoadedTokenizer
   }
   if (tokenizer == nullptr) {
     if (!texts.empty() || !flags.chat_file.empty()) {
-      return MakeError(ErrorCode::kInvalidArgument, "[cli.run] {}: a text needs a tokenizer, and the model has none; --tokens works without",
-                       flags.model.model);
+      return MakeError(
+          ErrorCode::kInvalidArgument,
+          "[cli.run] {}: a text needs a tokenizer, and the model has none; --tokens works without",
+          flags.model.model);
     }
     return prompts;
   }
@@ -90,26 +94,33 @@ Result<std::vector<Prompt>> Prompts(const RunFlags& flags, const LoadedTokenizer
     prompts.push_back({std::move(ids)});
   }
   if (!flags.chat_file.empty()) {
-    PENSTOCK_TRY_ASSIGN(const text::ChatTemplate* chat, PickTemplate(*tokenizer, flags.template_name));
+    PENSTOCK_TRY_ASSIGN(const text::ChatTemplate* chat,
+                        PickTemplate(*tokenizer, flags.template_name));
     PENSTOCK_TRY_ASSIGN(const std::vector<text::ChatMessage> messages, Messages(flags));
-    PENSTOCK_TRY_ASSIGN(std::vector<int32_t> ids, text::EncodeChat(*chat, tokenizer->tokenizer, messages, {}));
+    PENSTOCK_TRY_ASSIGN(std::vector<int32_t> ids,
+                        text::EncodeChat(*chat, tokenizer->tokenizer, messages, {}));
     prompts.push_back({std::move(ids)});
   }
   return prompts;
 }
 
-// Every sequence must fit the context before anything is loaded. Without -n a sequence may end where the context does.
+// Every sequence must fit the context before anything is loaded. Without -n a sequence may end
+// where the context does.
 Result<> SetBudgets(std::vector<Prompt>& prompts, const RunFlags& flags, int64_t context) {
   for (size_t i = 0; i < prompts.size(); ++i) {
     const auto length = static_cast<int64_t>(prompts[i].tokens.size());
-    const int64_t max_new = flags.max_new_given ? flags.max_new : std::clamp<int64_t>(context - length, 1, flags.max_new);
+    const int64_t max_new = flags.max_new_given
+                                ? flags.max_new
+                                : std::clamp<int64_t>(context - length, 1, flags.max_new);
     prompts[i].max_new = max_new;
     if (length == 0) {
-      return MakeError(ErrorCode::kInvalidArgument, "[cli.run] prompt {} has no tokens, wanted at least one", i + 1);
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[cli.run] prompt {} has no tokens, wanted at least one", i + 1);
     }
     if (length + max_new > context) {
       return MakeError(ErrorCode::kInvalidArgument,
-                       "[cli.run] prompt {} has {} tokens, with -n {} it needs {} positions, but the context has {}\nshorten the prompt, lower -n, or "
+                       "[cli.run] prompt {} has {} tokens, with -n {} it needs {} positions, but "
+                       "the context has {}\nshorten the prompt, lower -n, or "
                        "raise --context",
                        i + 1, length, max_new, length + max_new, context);
     }
@@ -132,7 +143,8 @@ void PrintOutputs(const RunFlags& flags, const std::vector<Output>& outputs, boo
   std::fflush(stdout);
 }
 
-void PrintJsonReport(const RunFlags& flags, const serve::Engine& engine, const serve::RunReport& report, const Rates& rates,
+void PrintJsonReport(const RunFlags& flags, const serve::Engine& engine,
+                     const serve::RunReport& report, const Rates& rates,
                      const std::vector<Output>& outputs) {
   Json json;
   json["model"] = flags.model.model;
@@ -144,7 +156,8 @@ void PrintJsonReport(const RunFlags& flags, const serve::Engine& engine, const s
   PrintJson(json);
 }
 
-Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve::RunOptions options, std::unique_ptr<comm::Channel> channel) {
+Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve::RunOptions options,
+                 std::unique_ptr<comm::Channel> channel) {
   std::optional<LoadedTokenizer> tokenizer;
   auto material = bundle.files->Tokenizer();
   if (material.ok()) {
@@ -153,29 +166,36 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
   } else if (flags.token_lists.empty()) {
     return material.error();
   }
-  PENSTOCK_TRY_ASSIGN(std::vector<Prompt> prompts, Prompts(flags, tokenizer ? &*tokenizer : nullptr));
+  PENSTOCK_TRY_ASSIGN(std::vector<Prompt> prompts,
+                      Prompts(flags, tokenizer ? &*tokenizer : nullptr));
   if (prompts.empty()) {
-    return MakeError(ErrorCode::kInvalidArgument, "[cli.run] nothing to continue, wanted -p, --prompt-file, --chat or --tokens");
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.run] nothing to continue, wanted -p, --prompt-file, --chat or --tokens");
   }
   GenerateOptions generate;
   generate.max_new = flags.max_new;
   generate.ignore_eos = flags.ignore_eos;
   generate.stops = flags.stops;
   generate.end_ids = EndIds(bundle, tokenizer ? &tokenizer->tokenizer : nullptr);
-  PENSTOCK_TRY_ASSIGN(generate.sampling, SamplingFrom(flags.sampling.Given(), bundle.files->generation_config()));
-  PENSTOCK_TRY_ASSIGN(const int64_t context, serve::ContextOf(bundle.model.config, options.context));
+  PENSTOCK_TRY_ASSIGN(generate.sampling,
+                      SamplingFrom(flags.sampling.Given(), bundle.files->generation_config()));
+  PENSTOCK_TRY_ASSIGN(const int64_t context,
+                      serve::ContextOf(bundle.model.config, options.context));
   PENSTOCK_TRY(SetBudgets(prompts, flags, context));
   serve::RunDemand demand;
   demand.sequences = static_cast<int64_t>(prompts.size());
   for (const Prompt& prompt : prompts) {
     const auto length = static_cast<int64_t>(prompt.tokens.size());
     demand.longest_prompt = std::max(demand.longest_prompt, length);
-    demand.positions = std::max(demand.positions, options.context > 0 ? options.context : length + prompt.max_new);
+    demand.positions =
+        std::max(demand.positions, options.context > 0 ? options.context : length + prompt.max_new);
   }
   demand.logprobs = generate.sampling.logprobs;
   demand.penalties = generate.sampling.penalizes();
   options.keep_trace = !flags.trace_file.empty();
-  PENSTOCK_TRY_ASSIGN(const auto engine, serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
+  PENSTOCK_TRY_ASSIGN(
+      const auto engine,
+      serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
   const bool stream = prompts.size() == 1 && !flags.model.common.json && tokenizer.has_value();
   OnText on_text;
   if (stream) {
@@ -212,24 +232,42 @@ void AddRun(CLI::App& app, int& status) {
   auto flags = std::make_shared<RunFlags>();
   CLI::App* verb = app.add_subcommand("run", "Generate text with a model cut into pipeline stages");
   AddModelFlags(*verb, flags->model);
-  verb->add_option("-p,--prompt", flags->prompts, "A text to continue; several are several sequences")->type_name("TEXT")->allow_extra_args(true);
-  verb->add_option("--prompt-file", flags->prompt_file, "A file with a text to continue, - for standard input")->type_name("FILE");
-  verb->add_option("--chat", flags->chat_file, "A conversation to answer: {\"messages\": [{\"role\", \"content\"}]}")->type_name("FILE");
-  verb->add_option("--tokens", flags->token_lists, "Token ids to continue, taken literally; several are several sequences")->type_name("IDS");
-  AddInteger(*verb, "-n", flags->max_new, "Most tokens to generate", 1, int64_t{1} << 40)->type_name("TOKENS")->capture_default_str();
+  verb->add_option("-p,--prompt", flags->prompts,
+                   "A text to continue; several are several sequences")
+      ->type_name("TEXT")
+      ->allow_extra_args(true);
+  verb->add_option("--prompt-file", flags->prompt_file,
+                   "A file with a text to continue, - for standard input")
+      ->type_name("FILE");
+  verb->add_option("--chat", flags->chat_file,
+                   "A conversation to answer: {\"messages\": [{\"role\", \"content\"}]}")
+      ->type_name("FILE");
+  verb->add_option("--tokens", flags->token_lists,
+                   "Token ids to continue, taken literally; several are several sequences")
+      ->type_name("IDS");
+  AddInteger(*verb, "-n", flags->max_new, "Most tokens to generate", 1, int64_t{1} << 40)
+      ->type_name("TOKENS")
+      ->capture_default_str();
   AddSamplingFlags(*verb, flags->sampling);
-  verb->add_option("--stop", flags->stops, "End a sequence before this text; repeatable")->type_name("TEXT");
+  verb->add_option("--stop", flags->stops, "End a sequence before this text; repeatable")
+      ->type_name("TEXT");
   verb->add_flag("--ignore-eos", flags->ignore_eos, "Go on after an end token");
-  verb->add_option("--system", flags->system, "A system message; -p is then a user's message")->type_name("TEXT");
-  verb->add_option("--template", flags->template_name, "The chat template's name, instead of the model's own")->type_name("NAME");
-  verb->add_option("--trace", flags->trace_file, "Write what ran as a Chrome/Perfetto trace")->type_name("FILE");
+  verb->add_option("--system", flags->system, "A system message; -p is then a user's message")
+      ->type_name("TEXT");
+  verb->add_option("--template", flags->template_name,
+                   "The chat template's name, instead of the model's own")
+      ->type_name("NAME");
+  verb->add_option("--trace", flags->trace_file, "Write what ran as a Chrome/Perfetto trace")
+      ->type_name("FILE");
   verb->footer(
       "Example: penstock run -m model.gguf -p \"The river\" -n 64 --stages 2\n"
-      "One process per stage: mpirun --oversubscribe --bind-to none -n 3 penstock run -m model.gguf -p \"The river\"");
+      "One process per stage: mpirun --oversubscribe --bind-to none -n 3 penstock run -m "
+      "model.gguf -p \"The river\"");
   verb->callback([verb, flags, &status] {
     flags->max_new_given = verb->count("-n") > 0;
     status = RunModelVerb(*verb, flags->model,
-                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
+                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,
+                              std::unique_ptr<comm::Channel> channel) {
                             return RunBody(*flags, bundle, options, std::move(channel));
                           });
   });

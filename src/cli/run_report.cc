@@ -33,8 +33,9 @@ std::string LayersText(const runtime::StageRange& range) {
   if (range.empty()) {
     return "none";
   }
-  return range.first_layer + 1 == range.last_layer ? fmt::format("{}", range.first_layer)
-                                                   : fmt::format("{}-{}", range.first_layer, range.last_layer - 1);
+  return range.first_layer + 1 == range.last_layer
+             ? fmt::format("{}", range.first_layer)
+             : fmt::format("{}-{}", range.first_layer, range.last_layer - 1);
 }
 
 // "12.3 MB", or "12.3 / 12.4 MB" when measured and planned differ in what is shown.
@@ -57,7 +58,8 @@ std::string Aligned(const std::vector<Row>& rows) {
   std::string text;
   for (const Row& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) {
-      text += i == 0 ? fmt::format("  {:<{}}", row[i], widths[i]) : fmt::format("  {:>{}}", row[i], widths[i]);
+      text += i == 0 ? fmt::format("  {:<{}}", row[i], widths[i])
+                     : fmt::format("  {:>{}}", row[i], widths[i]);
     }
     text += "\n";
   }
@@ -68,7 +70,8 @@ std::string RateText(int64_t tokens, double seconds) {
   if (seconds <= 0) {
     return fmt::format("{} tokens", tokens);
   }
-  return fmt::format("{} tokens in {}, {:.1f} tokens/s", FormatCount(tokens), FormatSeconds(seconds), static_cast<double>(tokens) / seconds);
+  return fmt::format("{} tokens in {}, {:.1f} tokens/s", FormatCount(tokens),
+                     FormatSeconds(seconds), static_cast<double>(tokens) / seconds);
 }
 
 }  // namespace
@@ -84,7 +87,8 @@ Json MemoryJson(const MemoryFigures& figures) {
   return json;
 }
 
-void AddRunJson(Json& json, const serve::Engine& engine, const serve::RunReport& report, const Rates& rates) {
+void AddRunJson(Json& json, const serve::Engine& engine, const serve::RunReport& report,
+                const Rates& rates) {
   json["stages"] = Json::array();
   for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
     const trace::RankAccount account = AccountFor(report, rank);
@@ -147,18 +151,22 @@ trace::Timeline TimelineOf(const serve::RunReport& report, const std::string& na
   return timeline;
 }
 
-std::string RunTable(const serve::Engine& engine, const serve::RunReport& report, const Rates& rates, bool colour) {
+std::string RunTable(const serve::Engine& engine, const serve::RunReport& report,
+                     const Rates& rates, bool colour) {
   const char* dim = colour ? "\x1b[2m" : "";
   const char* bold = colour ? "\x1b[1m" : "";
   const char* plain = colour ? "\x1b[0m" : "";
-  std::vector<Row> memory = {{"stage", "layers", "weights", "KV", "activations", "workspace", "messages", "peak"}};
-  std::vector<Row> time = {{"stage", "busy", "idle", "fill", "drain", "imbalance", "communication", "other"}};
+  std::vector<Row> memory = {
+      {"stage", "layers", "weights", "KV", "activations", "workspace", "messages", "peak"}};
+  std::vector<Row> time = {
+      {"stage", "busy", "idle", "fill", "drain", "imbalance", "communication", "other"}};
   for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
     const MemoryFigures& got = report.ranks[rank].memory;
     const MemoryFigures& planned = engine.setup().memory[rank].figures;
     Row row = {fmt::format("{}", rank), LayersText(engine.setup().stages[rank].range)};
-    for (const MemoryCategory category : {MemoryCategory::kWeights, MemoryCategory::kKv, MemoryCategory::kActivations, MemoryCategory::kWorkspace,
-                                          MemoryCategory::kMessages}) {
+    for (const MemoryCategory category :
+         {MemoryCategory::kWeights, MemoryCategory::kKv, MemoryCategory::kActivations,
+          MemoryCategory::kWorkspace, MemoryCategory::kMessages}) {
       row.push_back(Pair(got[category], planned[category]));
     }
     row.push_back(Pair(got.total, planned.total));
@@ -166,18 +174,25 @@ std::string RunTable(const serve::Engine& engine, const serve::RunReport& report
     const trace::RankAccount account = AccountFor(report, rank);
     const trace::Bubble& b = account.bubble;
     Row times = {fmt::format("{}", rank)};
-    for (const double seconds : {account.busy_s, account.idle_s, b.fill_s, b.drain_s, b.imbalance_s, b.communication_s, b.other_s}) {
+    for (const double seconds : {account.busy_s, account.idle_s, b.fill_s, b.drain_s, b.imbalance_s,
+                                 b.communication_s, b.other_s}) {
       times.push_back(FormatSeconds(seconds));
     }
     time.push_back(std::move(times));
   }
-  std::string text = fmt::format("{}Memory per stage{} {}(planned in brackets where it differs){}\n{}", bold, plain, dim, plain, Aligned(memory));
-  text += fmt::format("{}Time per stage{} {}(idle time by cause){}\n{}", bold, plain, dim, plain, Aligned(time));
-  text += fmt::format("{}Prefill{}  {}\n", bold, plain, RateText(rates.prefill_tokens, rates.prefill_s));
-  text += fmt::format("{}Decode{}   {}\n", bold, plain, RateText(rates.decode_tokens, rates.decode_s));
-  text += fmt::format("{}idle {:.1f} % of {} stages x {}; {} groups in flight; weights {}; {}{}\n", dim, 100 * BubbleRatio(report),
-                      report.ranks.size(), FormatSeconds(report.end_s - report.begin_s), engine.setup().groups, engine.setup().rule.Summary(),
-                      engine.device(), plain);
+  std::string text =
+      fmt::format("{}Memory per stage{} {}(planned in brackets where it differs){}\n{}", bold,
+                  plain, dim, plain, Aligned(memory));
+  text += fmt::format("{}Time per stage{} {}(idle time by cause){}\n{}", bold, plain, dim, plain,
+                      Aligned(time));
+  text += fmt::format("{}Prefill{}  {}\n", bold, plain,
+                      RateText(rates.prefill_tokens, rates.prefill_s));
+  text +=
+      fmt::format("{}Decode{}   {}\n", bold, plain, RateText(rates.decode_tokens, rates.decode_s));
+  text += fmt::format("{}idle {:.1f} % of {} stages x {}; {} groups in flight; weights {}; {}{}\n",
+                      dim, 100 * BubbleRatio(report), report.ranks.size(),
+                      FormatSeconds(report.end_s - report.begin_s), engine.setup().groups,
+                      engine.setup().rule.Summary(), engine.device(), plain);
   return text;
 }
 

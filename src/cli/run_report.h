@@ -15,14 +15,17 @@ namespace penstock::cli {
 Json MemoryJson(const MemoryFigures& figures);
 
 // "stages", "prefill", "decode", "ttft_s", "tpot_s", "bubble_ratio", "planned".
-void AddRunJson(Json& json, const serve::Engine& engine, const serve::RunReport& report, const Rates& rates);
+void AddRunJson(Json& json, const serve::Engine& engine, const serve::RunReport& report,
+                const Rates& rates);
 
 Json OutputJson(const Output& output);
 
 // The measured timeline, ranks in order, for --trace.
 trace::Timeline TimelineOf(const serve::RunReport& report, const std::string& name);
 
-// Rows of stages with layers, memory planned beside measured, busy and idle time and its causes; then the rates.
-std::string RunTable(const serve::Engine& engine, const serve::RunReport& report, const Rates& rates, bool colour);
+// Rows of stages with layers, memory planned beside measured, busy and idle time and its causes;
+// then the rates.
+std::string RunTable(const serve::Engine& engine, const serve::RunReport& report,
+                     const Rates& rates, bool colour);
 
 }  // namespace penstock::cli

@@ -8,7 +8,8 @@
 namespace penstock::cli {
 
 struct SamplingFlagValues {
-  double temperature = 0, top_p = 1, min_p = 0, repeat_penalty = 1, presence_penalty = 0, frequency_penalty = 0;
+  double temperature = 0, top_p = 1, min_p = 0, repeat_penalty = 1, presence_penalty = 0,
+         frequency_penalty = 0;
   int64_t top_k = 0, seed = 0, logprobs = 0;
   bool greedy = false;
   CLI::App* verb = nullptr;

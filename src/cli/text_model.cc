@@ -23,7 +23,8 @@ text::GgufVocabulary Vocabulary(const weights::GgufTokenizerData& data) {
   vocabulary.add_eos = data.add_eos;
   vocabulary.add_space_prefix = data.add_space_prefix;
   vocabulary.remove_extra_whitespaces = data.remove_extra_whitespaces;
-  vocabulary.precompiled_charsmap.assign(data.precompiled_charsmap.begin(), data.precompiled_charsmap.end());
+  vocabulary.precompiled_charsmap.assign(data.precompiled_charsmap.begin(),
+                                         data.precompiled_charsmap.end());
   return vocabulary;
 }
 
@@ -41,15 +42,19 @@ std::optional<double> Configured(const Json& config, const char* key) {
 
 Result<LoadedTokenizer> LoadTokenizer(const weights::TokenizerMaterial& material) {
   if (material.gguf) {
-    PENSTOCK_TRY_ASSIGN(text::Tokenizer tokenizer, text::Tokenizer::FromGguf(Vocabulary(*material.gguf), material.source));
+    PENSTOCK_TRY_ASSIGN(text::Tokenizer tokenizer,
+                        text::Tokenizer::FromGguf(Vocabulary(*material.gguf), material.source));
     return LoadedTokenizer{std::move(tokenizer), material.chat_template, material.source};
   }
   Json config;
   if (!material.tokenizer_config_json.empty()) {
-    PENSTOCK_TRY_ASSIGN(config, ParseJson(material.tokenizer_config_json, material.source + ": tokenizer_config.json"));
+    PENSTOCK_TRY_ASSIGN(config, ParseJson(material.tokenizer_config_json,
+                                          material.source + ": tokenizer_config.json"));
   }
-  PENSTOCK_TRY_ASSIGN(text::Tokenizer tokenizer, text::Tokenizer::FromTokenizerJson(material.tokenizer_json, config.is_null() ? nullptr : &config,
-                                                                                    material.source));
+  PENSTOCK_TRY_ASSIGN(
+      text::Tokenizer tokenizer,
+      text::Tokenizer::FromTokenizerJson(material.tokenizer_json,
+                                         config.is_null() ? nullptr : &config, material.source));
   std::string chat_template = material.chat_template;
   if (chat_template.empty() && !config.is_null()) {
     chat_template = text::ChatTemplateText(config);
@@ -57,7 +62,8 @@ Result<LoadedTokenizer> LoadTokenizer(const weights::TokenizerMaterial& material
   return LoadedTokenizer{std::move(tokenizer), std::move(chat_template), material.source};
 }
 
-Result<const text::ChatTemplate*> PickTemplate(const LoadedTokenizer& tokenizer, const std::string& name) {
+Result<const text::ChatTemplate*> PickTemplate(const LoadedTokenizer& tokenizer,
+                                               const std::string& name) {
   if (!name.empty()) {
     return text::ChatTemplateNamed(name);
   }
@@ -66,8 +72,10 @@ Result<const text::ChatTemplate*> PickTemplate(const LoadedTokenizer& tokenizer,
     for (const text::ChatTemplate& known : text::ChatTemplates()) {
       names += (names.empty() ? "" : ", ") + known.name;
     }
-    return MakeError(ErrorCode::kUnsupported, "[cli.chat] {}: the model has no chat template; choose one with --template: {}", tokenizer.source,
-                     names);
+    return MakeError(
+        ErrorCode::kUnsupported,
+        "[cli.chat] {}: the model has no chat template; choose one with --template: {}",
+        tokenizer.source, names);
   }
   return text::RecognizeChatTemplate(tokenizer.chat_template, tokenizer.source);
 }
@@ -89,21 +97,26 @@ std::set<int32_t> EndIds(const serve::ModelBundle& bundle, const text::Tokenizer
   return ids;
 }
 
-Result<serve::SamplingParams> SamplingFrom(const SamplingFlags& flags, const Json& generation_config) {
+Result<serve::SamplingParams> SamplingFrom(const SamplingFlags& flags,
+                                           const Json& generation_config) {
   serve::SamplingParams params;
   const JsonReader reader(generation_config, "generation_config.json");
   const Json* do_sample = reader.Find("do_sample");
-  const bool model_samples = do_sample != nullptr && do_sample->is_boolean() && do_sample->get<bool>();
+  const bool model_samples =
+      do_sample != nullptr && do_sample->is_boolean() && do_sample->get<bool>();
   const bool cuts_given = flags.top_p || flags.min_p || flags.top_k;
   if (model_samples || cuts_given) {
-    params.temperature = static_cast<float>(Configured(generation_config, "temperature").value_or(1.0));
+    params.temperature =
+        static_cast<float>(Configured(generation_config, "temperature").value_or(1.0));
   }
   if (model_samples) {
-    params.top_k = static_cast<int32_t>(std::clamp(Configured(generation_config, "top_k").value_or(0), 0.0, 1e9));
+    params.top_k = static_cast<int32_t>(
+        std::clamp(Configured(generation_config, "top_k").value_or(0), 0.0, 1e9));
     params.top_p = static_cast<float>(Configured(generation_config, "top_p").value_or(1.0));
     params.min_p = static_cast<float>(Configured(generation_config, "min_p").value_or(0.0));
   }
-  params.repetition_penalty = static_cast<float>(Configured(generation_config, "repetition_penalty").value_or(1.0));
+  params.repetition_penalty =
+      static_cast<float>(Configured(generation_config, "repetition_penalty").value_or(1.0));
   const auto set = [](float& target, const std::optional<double>& flag) {
     if (flag) {
       target = static_cast<float>(*flag);

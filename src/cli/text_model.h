@@ -1,4 +1,5 @@
-// The text side of a model for the command line: tokenizer, chat template, ids that end a text, sampling defaults.
+// The text side of a model for the command line: tokenizer, chat template, ids that end a text,
+// sampling defaults.
 
 #pragma once
 
@@ -24,19 +25,23 @@ struct LoadedTokenizer {
 
 Result<LoadedTokenizer> LoadTokenizer(const weights::TokenizerMaterial& material);
 
-// The template to use: `name` when given, else the model's own, recognised whole. Errors: kUnsupported listing the names.
-Result<const text::ChatTemplate*> PickTemplate(const LoadedTokenizer& tokenizer, const std::string& name);
+// The template to use: `name` when given, else the model's own, recognised whole. Errors:
+// kUnsupported listing the names.
+Result<const text::ChatTemplate*> PickTemplate(const LoadedTokenizer& tokenizer,
+                                               const std::string& name);
 
 // Ids that end a sequence: the configuration's, the generation configuration's and the tokenizer's.
 std::set<int32_t> EndIds(const serve::ModelBundle& bundle, const text::Tokenizer* tokenizer);
 
 // Flags that were given win over the model's generation_config, which wins over greedy.
 struct SamplingFlags {
-  std::optional<double> temperature, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
+  std::optional<double> temperature, top_p, min_p, repeat_penalty, presence_penalty,
+      frequency_penalty;
   std::optional<int64_t> top_k, seed, logprobs;
   bool greedy = false;
 };
 
-Result<serve::SamplingParams> SamplingFrom(const SamplingFlags& flags, const Json& generation_config);
+Result<serve::SamplingParams> SamplingFrom(const SamplingFlags& flags,
+                                           const Json& generation_config);
 
 }  // namespace penstock::cli

@@ -31,7 +31,8 @@ void WriteText(const std::string& text) {
   std::fflush(stdout);
 }
 
-Result<> Decode(const TokenizeFlags& flags, const text::Tokenizer& tokenizer, const std::string& input) {
+Result<> Decode(const TokenizeFlags& flags, const text::Tokenizer& tokenizer,
+                const std::string& input) {
   PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> ids, ParseIds(input, "tokenize --decode"));
   if (flags.common.json) {
     PENSTOCK_TRY_ASSIGN(const std::string text, tokenizer.Decode(ids, false));
@@ -43,7 +44,8 @@ Result<> Decode(const TokenizeFlags& flags, const text::Tokenizer& tokenizer, co
   return {};
 }
 
-Result<> Encode(const TokenizeFlags& flags, const text::Tokenizer& tokenizer, const std::string& input) {
+Result<> Encode(const TokenizeFlags& flags, const text::Tokenizer& tokenizer,
+                const std::string& input) {
   text::EncodeOptions options;
   options.add_special = !flags.no_bos;
   options.parse_special = !flags.literal;
@@ -61,10 +63,13 @@ Result<> Encode(const TokenizeFlags& flags, const text::Tokenizer& tokenizer, co
 }
 
 Result<> Tokenize(const TokenizeFlags& flags) {
-  PENSTOCK_TRY_ASSIGN(const weights::TokenizerMaterial material, weights::OpenTokenizer(flags.model));
+  PENSTOCK_TRY_ASSIGN(const weights::TokenizerMaterial material,
+                      weights::OpenTokenizer(flags.model));
   PENSTOCK_TRY_ASSIGN(const LoadedTokenizer loaded, LoadTokenizer(material));
-  const std::string input = flags.has_text ? flags.text : std::string(std::istreambuf_iterator<char>(std::cin), {});
-  return flags.decode ? Decode(flags, loaded.tokenizer, input) : Encode(flags, loaded.tokenizer, input);
+  const std::string input =
+      flags.has_text ? flags.text : std::string(std::istreambuf_iterator<char>(std::cin), {});
+  return flags.decode ? Decode(flags, loaded.tokenizer, input)
+                      : Encode(flags, loaded.tokenizer, input);
 }
 
 }  // namespace
@@ -73,13 +78,16 @@ void AddTokenize(CLI::App& app, int& status) {
   auto flags = std::make_shared<TokenizeFlags>();
   CLI::App* verb = app.add_subcommand("tokenize", "Token ids of a text, or the text of ids");
   AddCommonFlags(*verb, flags->common);
-  verb->add_option("-m,--model", flags->model, "A .gguf file (a vocabulary is enough) or a folder with tokenizer.json")
+  verb->add_option("-m,--model", flags->model,
+                   "A .gguf file (a vocabulary is enough) or a folder with tokenizer.json")
       ->required()
       ->type_name("MODEL");
   verb->add_flag("--decode", flags->decode, "The input is ids, separated by commas or white space");
   verb->add_flag("--no-bos", flags->no_bos, "Add no BOS or EOS");
   verb->add_flag("--literal", flags->literal, "Take the text of special tokens as plain text");
-  CLI::Option* text = verb->add_option("text", flags->text, "The text or ids (default: standard input, not trimmed)")->type_name("TEXT");
+  CLI::Option* text = verb->add_option("text", flags->text,
+                                       "The text or ids (default: standard input, not trimmed)")
+                          ->type_name("TEXT");
   verb->footer("Example: penstock tokenize -m model.gguf \"Hello, world\"");
   verb->callback([verb, flags, text, &status] {
     flags->has_text = text->count() > 0;

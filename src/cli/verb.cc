@@ -13,13 +13,15 @@ namespace {
 
 bool Colour(int fd) {
   const char* term = std::getenv("TERM");
-  return ::isatty(fd) != 0 && std::getenv("NO_COLOR") == nullptr && term != nullptr && std::string_view(term) != "dumb";
+  return ::isatty(fd) != 0 && std::getenv("NO_COLOR") == nullptr && term != nullptr &&
+         std::string_view(term) != "dumb";
 }
 
 }  // namespace
 
 void AddCommonFlags(CLI::App& verb, CommonFlags& flags) {
-  verb.add_flag("--json", flags.json, "Print one JSON object on standard output, nothing else there");
+  verb.add_flag("--json", flags.json,
+                "Print one JSON object on standard output, nothing else there");
   verb.set_version_flag("--version", "penstock " PENSTOCK_VERSION);
 }
 
@@ -35,9 +37,13 @@ void PrintJson(const Json& value) {
   std::fflush(stdout);
 }
 
-bool ColourOnStdout() { return Colour(STDOUT_FILENO); }
+bool ColourOnStdout() {
+  return Colour(STDOUT_FILENO);
+}
 
-bool ColourOnStderr() { return Colour(STDERR_FILENO); }
+bool ColourOnStderr() {
+  return Colour(STDERR_FILENO);
+}
 
 int TerminalWidth() {
   winsize size{};

@@ -1,8 +1,9 @@
 // The registry of verbs: one file per verb, one line per verb here.
 //
-// A verb adds a CLI11 subcommand with its flags, an example in its footer and a callback that does the work and sets `status`
-// (0 done, 1 the answer is no, 2 the command line or an input file is wrong, 3 it failed while running).
-// With --json a verb prints one object on standard output and nothing else there; progress and logs go to standard error.
+// A verb adds a CLI11 subcommand with its flags, an example in its footer and a callback that does
+// the work and sets `status` (0 done, 1 the answer is no, 2 the command line or an input file is
+// wrong, 3 it failed while running). With --json a verb prints one object on standard output and
+// nothing else there; progress and logs go to standard error.
 
 #pragma once
 

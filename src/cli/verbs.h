@@ -1,4 +1,5 @@
-// Every verb, in the order of `penstock --help`. A new verb is one file, one declaration and one entry.
+// Every verb, in the order of `penstock --help`. A new verb is one file, one declaration and one
+// entry.
 
 #pragma once
 

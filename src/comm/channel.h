@@ -1,10 +1,12 @@
 // Channel: one rank's end of the transport. Tagged messages with credits and deadlines.
 //
-// Lanes are opened before the first message, on both ends, with the size of the largest message and the number of credits K: the receiver
-// keeps K buffers ready (pre-posted receives), and a sender waits only while K messages of the lane are undelivered. A credit returns when
-// Receive takes the message. A send never waits for a receive of the same rank; lanes do not block each other.
+// Lanes are opened before the first message, on both ends, with the size of the largest message and
+// the number of credits K: the receiver keeps K buffers ready (pre-posted receives), and a sender
+// waits only while K messages of the lane are undelivered. A credit returns when Receive takes the
+// message. A send never waits for a receive of the same rank; lanes do not block each other.
 //
-// Every wait has a deadline. When one rank closes its end with an error, all waits of the others end with kPeerLost and that error's text.
+// Every wait has a deadline. When one rank closes its end with an error, all waits of the others
+// end with kPeerLost and that error's text.
 //
 // Thread safety: one thread per rank calls its Channel.
 
@@ -36,21 +38,28 @@ struct LaneOptions {
 // Bytes of message buffers that a rank holds for one end of a lane.
 int64_t LaneBufferBytes(const LaneOptions& options, bool receiving, bool across_processes);
 
-// A message that was taken: its header and payload. The payload stays valid until the Message is destroyed.
+// A message that was taken: its header and payload. The payload stays valid until the Message is
+// destroyed.
 class Message {
  public:
   Message(MessageHeader header, std::span<const std::byte> payload, std::function<void()> release)
       : header_(header), payload_(payload), release_(std::move(release)) {}
-  Message(Message&& other) noexcept : header_(other.header_), payload_(other.payload_), release_(std::move(other.release_)) {
+
+  Message(Message&& other) noexcept
+      : header_(other.header_), payload_(other.payload_), release_(std::move(other.release_)) {
     other.release_ = nullptr;
   }
+
   Message& operator=(Message&&) = delete;
+
   ~Message() {
     if (release_) {
       release_();
     }
   }
+
   const MessageHeader& header() const { return header_; }
+
   std::span<const std::byte> payload() const { return payload_; }
 
  private:
@@ -77,21 +86,26 @@ class Channel {
   // REQUIRES: this rank is lane.source or lane.target; both ends open it with the same options.
   virtual Result<> Open(const Lane& lane, const LaneOptions& options, MemoryAccount& account) = 0;
 
-  // Sends the concatenation of `parts` (their bytes must equal header.payload_bytes()). Returns when the parts may be reused.
-  // Errors: kDeadlineExceeded (no credit within `deadline_s`), kPeerLost.
-  virtual Result<> Send(const MessageHeader& header, std::span<const std::span<const std::byte>> parts, double deadline_s) = 0;
+  // Sends the concatenation of `parts` (their bytes must equal header.payload_bytes()). Returns
+  // when the parts may be reused. Errors: kDeadlineExceeded (no credit within `deadline_s`),
+  // kPeerLost.
+  virtual Result<> Send(const MessageHeader& header,
+                        std::span<const std::span<const std::byte>> parts, double deadline_s) = 0;
 
-  // Takes the message of that lane and tag, waiting for it. `deadline_s` <= 0 waits without end (only for an idle decider's next plan).
-  // Errors: kDeadlineExceeded naming lane and tag, kPeerLost.
+  // Takes the message of that lane and tag, waiting for it. `deadline_s` <= 0 waits without end
+  // (only for an idle decider's next plan). Errors: kDeadlineExceeded naming lane and tag,
+  // kPeerLost.
   virtual Result<Message> Receive(const Lane& lane, const Tag& tag, double deadline_s) = 0;
 
-  // Takes the lane's oldest message whatever its tag (for lanes whose next tag the receiver can't know: step plans).
+  // Takes the lane's oldest message whatever its tag (for lanes whose next tag the receiver can't
+  // know: step plans).
   virtual Result<Message> ReceiveNext(const Lane& lane, double deadline_s) = 0;
 
   // True when ReceiveNext on this lane would not wait.
   virtual bool Ready(const Lane& lane) = 0;
 
-  // Ends this rank's part with an error that the peers will report. Across processes this ends them.
+  // Ends this rank's part with an error that the peers will report. Across processes this ends
+  // them.
   virtual void Fail(const Error& error) = 0;
 
   // True once any rank has failed (always false across processes: they are ended).

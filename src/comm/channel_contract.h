@@ -1,5 +1,6 @@
-// The contract that every Channel keeps, as a program: each rank runs ChannelContract on its end and gets the first broken promise.
-// Used with threads by channel_test.cc and across processes by channel_mpi_check.cc.
+// The contract that every Channel keeps, as a program: each rank runs ChannelContract on its end
+// and gets the first broken promise. Used with threads by channel_test.cc and across processes by
+// channel_mpi_check.cc.
 
 #pragma once
 
@@ -17,11 +18,13 @@ struct ContractSetup {
   double deadline_s = 10;
 };
 
-inline MessageHeader NumbersHeader(const Lane& lane, int64_t step, int32_t micro_batch, int64_t count) {
+inline MessageHeader NumbersHeader(const Lane& lane, int64_t step, int32_t micro_batch,
+                                   int64_t count) {
   return {lane, {step, micro_batch}, DType::kI32, count, 1};
 }
 
-inline Result<> SendNumbers(Channel& channel, const MessageHeader& header, int32_t seed, double deadline_s) {
+inline Result<> SendNumbers(Channel& channel, const MessageHeader& header, int32_t seed,
+                            double deadline_s) {
   std::vector<int32_t> numbers(static_cast<size_t>(header.rows));
   std::iota(numbers.begin(), numbers.end(), seed);
   // In two parts, the first of them empty now and then.
@@ -32,23 +35,28 @@ inline Result<> SendNumbers(Channel& channel, const MessageHeader& header, int32
 }
 
 inline Result<> ExpectNumbers(const Message& message, const MessageHeader& want, int32_t seed) {
-  if (!(message.header().tag == want.tag) || message.header().rows != want.rows || message.header().type != want.type) {
-    return MakeError(ErrorCode::kInternal, "another message: step {}, micro-batch {}, {} rows", message.header().tag.step,
-                     message.header().tag.micro_batch, message.header().rows);
+  if (!(message.header().tag == want.tag) || message.header().rows != want.rows ||
+      message.header().type != want.type) {
+    return MakeError(ErrorCode::kInternal, "another message: step {}, micro-batch {}, {} rows",
+                     message.header().tag.step, message.header().tag.micro_batch,
+                     message.header().rows);
   }
   for (int64_t i = 0; i < want.rows; ++i) {
     int32_t number = 0;
     std::memcpy(&number, message.payload().data() + i * 4, 4);
     if (number != seed + static_cast<int32_t>(i)) {
-      return MakeError(ErrorCode::kInternal, "step {}: number {} is {}, wanted {}", want.tag.step, i, number, seed + i);
+      return MakeError(ErrorCode::kInternal, "step {}: number {} is {}, wanted {}", want.tag.step,
+                       i, number, seed + i);
     }
   }
   return {};
 }
 
-// A ring of ranks: each sends to the next and receives from the one before; then tags are taken in another order than they were sent;
-// then both neighbours send first (legal with credits); then a lane of a rank to itself.
-inline Result<> ChannelContract(Channel& channel, MemoryAccount& account, const ContractSetup& setup) {
+// A ring of ranks: each sends to the next and receives from the one before; then tags are taken in
+// another order than they were sent; then both neighbours send first (legal with credits); then a
+// lane of a rank to itself.
+inline Result<> ChannelContract(Channel& channel, MemoryAccount& account,
+                                const ContractSetup& setup) {
   const int p = channel.size();
   const int rank = channel.rank();
   const Lane out{LaneKind::kForward, rank, (rank + 1) % p, rank};
@@ -60,7 +68,8 @@ inline Result<> ChannelContract(Channel& channel, MemoryAccount& account, const 
   }
   for (int i = 0; i < setup.messages; ++i) {
     const int64_t count = 1 + (i * 37) % 1000;
-    PENSTOCK_TRY(SendNumbers(channel, NumbersHeader(out, i, 0, count), rank * 100000 + i, setup.deadline_s));
+    PENSTOCK_TRY(
+        SendNumbers(channel, NumbersHeader(out, i, 0, count), rank * 100000 + i, setup.deadline_s));
     PENSTOCK_TRY_ASSIGN(const Message message, channel.Receive(in, {i, 0}, setup.deadline_s));
     PENSTOCK_TRY(ExpectNumbers(message, NumbersHeader(in, i, 0, count), in.source * 100000 + i));
   }

@@ -1,4 +1,5 @@
-// The channel contract across processes: mpirun -n P penstock_channel_mpi_check CREDITS. Exit status 0 when every rank keeps it.
+// The channel contract across processes: mpirun -n P penstock_channel_mpi_check CREDITS. Exit
+// status 0 when every rank keeps it.
 
 #include <cstdio>
 #include <cstdlib>
@@ -8,7 +9,9 @@
 int main(int argc, char** argv) {
   auto channel = penstock::comm::CreateMpiChannel();
   if (!channel.ok() || argc != 2) {
-    std::fprintf(stderr, "%s\n", channel.ok() ? "usage: penstock_channel_mpi_check CREDITS" : channel.error().message.c_str());
+    std::fprintf(stderr, "%s\n",
+                 channel.ok() ? "usage: penstock_channel_mpi_check CREDITS"
+                              : channel.error().message.c_str());
     return 2;
   }
   penstock::MemoryAccount account;

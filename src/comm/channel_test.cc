@@ -9,7 +9,8 @@
 namespace penstock::comm {
 namespace {
 
-std::vector<Result<>> RunRanks(int size, const std::function<Result<>(Channel&, MemoryAccount&)>& body) {
+std::vector<Result<>> RunRanks(int size,
+                               const std::function<Result<>(Channel&, MemoryAccount&)>& body) {
   auto channels = CreateInProcessChannels(size);
   std::vector<Result<>> results(static_cast<size_t>(size));
   std::vector<MemoryAccount> accounts(static_cast<size_t>(size));
@@ -35,12 +36,15 @@ TEST_P(InProcess, KeepsTheContract) {
   const auto [size, credits] = GetParam();
   ContractSetup setup;
   setup.credits = credits;
-  for (const Result<>& result : RunRanks(size, [&](Channel& c, MemoryAccount& a) { return ChannelContract(c, a, setup); })) {
+  for (const Result<>&result :
+       RunRanks(size, [&](Channel&c, MemoryAccount&a) { return ChannelContract(c, a, setup); })) {
     EXPECT_TRUE(result.ok()) << result.error().message;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, InProcess, ::testing::Combine(::testing::Values(1, 2, 3, 5), ::testing::Values(1, 2, 4)));
+INSTANTIATE_TEST_SUITE_P(Sizes, InProcess,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 5),
+                                            ::testing::Values(1, 2, 4)));
 
 TEST(Channel, NamesLaneTagAndPeerWhenTheDeadlinePasses) {
   const auto results = RunRanks(2, [](Channel& channel, MemoryAccount& account) -> Result<> {
@@ -54,7 +58,8 @@ TEST(Channel, NamesLaneTagAndPeerWhenTheDeadlinePasses) {
   ASSERT_FALSE(results[1].ok());
   EXPECT_EQ(results[1].error().code, ErrorCode::kDeadlineExceeded);
   for (const char* part : {"boundary 0", "step 4", "micro-batch 2", "rank 0"}) {
-    EXPECT_NE(results[1].error().message.find(part), std::string::npos) << results[1].error().message;
+    EXPECT_NE(results[1].error().message.find(part), std::string::npos)
+        << results[1].error().message;
   }
 }
 
@@ -91,7 +96,8 @@ TEST(Channel, AFailedRankEndsTheWaitsOfTheOthersWithItsError) {
 }
 
 TEST(Message, HeaderSurvivesTheRoundTripAndRefusesDamage) {
-  const MessageHeader header{{LaneKind::kBackward, 1, 2, 3}, {1234567890123, 7}, DType::kBF16, 12, 34};
+  const MessageHeader header{
+      {LaneKind::kBackward, 1, 2, 3}, {1234567890123, 7}, DType::kBF16, 12, 34};
   auto bytes = EncodeHeader(header);
   const auto decoded = DecodeHeader(bytes);
   ASSERT_TRUE(decoded.ok());

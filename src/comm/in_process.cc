@@ -19,7 +19,8 @@ using std::chrono::duration;
 
 struct LaneOrder {
   bool operator()(const Lane& a, const Lane& b) const {
-    return std::tie(a.kind, a.source, a.target, a.edge) < std::tie(b.kind, b.source, b.target, b.edge);
+    return std::tie(a.kind, a.source, a.target, a.edge) <
+           std::tie(b.kind, b.source, b.target, b.edge);
   }
 };
 
@@ -83,10 +84,15 @@ class InProcessChannel final : public Channel {
   InProcessChannel(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
 
   int rank() const override { return rank_; }
+
   int size() const override { return static_cast<int>(hub_->mailboxes.size()); }
+
   bool across_processes() const override { return false; }
+
   bool failed() const override { return hub_->failed.load(); }
+
   std::optional<Error> failure() const override { return hub_->First(); }
+
   const ChannelCounters& counters() const override { return counters_; }
 
   Result<> Open(const Lane& lane, const LaneOptions& options, MemoryAccount& account) override {
@@ -96,9 +102,11 @@ class InProcessChannel final : public Channel {
     }
     LaneState state;
     state.options = options;
-    state.slots.resize(static_cast<size_t>(options.credits) + 1);  // K undelivered and the one being read
+    state.slots.resize(static_cast<size_t>(options.credits) +
+                       1);  // K undelivered and the one being read
     for (Slot& slot : state.slots) {
-      PENSTOCK_TRY_ASSIGN(slot.buffer, Buffer::Allocate(account, MemoryCategory::kMessages, options.max_bytes));
+      PENSTOCK_TRY_ASSIGN(slot.buffer,
+                          Buffer::Allocate(account, MemoryCategory::kMessages, options.max_bytes));
     }
     Mailbox& box = Box(lane);
     const std::lock_guard lock(box.mutex);
@@ -107,7 +115,8 @@ class InProcessChannel final : public Channel {
     return {};
   }
 
-  Result<> Send(const MessageHeader& header, std::span<const std::span<const std::byte>> parts, double deadline_s) override {
+  Result<> Send(const MessageHeader& header, std::span<const std::span<const std::byte>> parts,
+                double deadline_s) override {
     Mailbox& box = Box(header.lane);
     std::unique_lock lock(box.mutex);
     Slot* slot = nullptr;
@@ -121,8 +130,11 @@ class InProcessChannel final : public Channel {
       return hub_->PeerError();
     }
     if (!ready) {
-      return MakeError(ErrorCode::kDeadlineExceeded, "[comm.send] rank {} waited {:.1f} s for rank {} to take {} (step {}, micro-batch {})",
-                       rank_, deadline_s, header.lane.target, LaneText(header.lane), header.tag.step, header.tag.micro_batch);
+      return MakeError(
+          ErrorCode::kDeadlineExceeded,
+          "[comm.send] rank {} waited {:.1f} s for rank {} to take {} (step {}, micro-batch {})",
+          rank_, deadline_s, header.lane.target, LaneText(header.lane), header.tag.step,
+          header.tag.micro_batch);
     }
     PENSTOCK_CHECK(header.payload_bytes() <= lane->options.max_bytes, "a message fits its lane");
     slot->state = Slot::State::kWriting;
@@ -146,9 +158,13 @@ class InProcessChannel final : public Channel {
     return {};
   }
 
-  Result<Message> Receive(const Lane& lane, const Tag& tag, double deadline_s) override { return Take(lane, &tag, deadline_s); }
+  Result<Message> Receive(const Lane& lane, const Tag& tag, double deadline_s) override {
+    return Take(lane, &tag, deadline_s);
+  }
 
-  Result<Message> ReceiveNext(const Lane& lane, double deadline_s) override { return Take(lane, nullptr, deadline_s); }
+  Result<Message> ReceiveNext(const Lane& lane, double deadline_s) override {
+    return Take(lane, nullptr, deadline_s);
+  }
 
   bool Ready(const Lane& lane) override {
     Mailbox& box = Box(lane);
@@ -218,17 +234,23 @@ class InProcessChannel final : public Channel {
       return hub_->PeerError();
     }
     if (!ready) {
-      const std::string which = tag == nullptr ? "" : fmt::format(" (step {}, micro-batch {})", tag->step, tag->micro_batch);
-      return MakeError(ErrorCode::kDeadlineExceeded, "[comm.receive] rank {} waited {:.1f} s for {}{}: rank {} is late or has stopped",
-                       rank_, deadline_s, LaneText(lane), which, lane.source);
+      const std::string which =
+          tag == nullptr ? ""
+                         : fmt::format(" (step {}, micro-batch {})", tag->step, tag->micro_batch);
+      return MakeError(
+          ErrorCode::kDeadlineExceeded,
+          "[comm.receive] rank {} waited {:.1f} s for {}{}: rank {} is late or has stopped", rank_,
+          deadline_s, LaneText(lane), which, lane.source);
     }
     slot->state = Slot::State::kTaken;
     box.changed.notify_all();
-    return Message(slot->header, {slot->buffer.data(), static_cast<size_t>(slot->header.payload_bytes())}, [&box, slot] {
-      const std::lock_guard release(box.mutex);
-      slot->state = Slot::State::kFree;
-      box.changed.notify_all();
-    });
+    return Message(slot->header,
+                   {slot->buffer.data(), static_cast<size_t>(slot->header.payload_bytes())},
+                   [&box, slot] {
+                     const std::lock_guard release(box.mutex);
+                     slot->state = Slot::State::kFree;
+                     box.changed.notify_all();
+                   });
   }
 
   std::shared_ptr<Hub> hub_;

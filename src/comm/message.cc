@@ -21,16 +21,20 @@ T Get(std::span<const std::byte> bytes, size_t offset) {
   return value;
 }
 
-bool PlainType(DType type) { return type <= DType::kI64; }
+bool PlainType(DType type) {
+  return type <= DType::kI64;
+}
 
 }  // namespace
 
 std::string LaneText(const Lane& lane) {
   switch (lane.kind) {
     case LaneKind::kForward:
-      return fmt::format("values of boundary {} from rank {} to rank {}", lane.edge, lane.source, lane.target);
+      return fmt::format("values of boundary {} from rank {} to rank {}", lane.edge, lane.source,
+                         lane.target);
     case LaneKind::kBackward:
-      return fmt::format("gradients of boundary {} from rank {} to rank {}", lane.edge, lane.source, lane.target);
+      return fmt::format("gradients of boundary {} from rank {} to rank {}", lane.edge, lane.source,
+                         lane.target);
     case LaneKind::kPlan:
       return fmt::format("step plans from rank {} to rank {}", lane.source, lane.target);
     case LaneKind::kResult:
@@ -89,10 +93,12 @@ Result<MessageHeader> DecodeHeader(std::span<const std::byte> bytes) {
   header.rows = Get<int64_t>(bytes, 32);
   header.columns = Get<int64_t>(bytes, 40);
   header.sent_ns = Get<int64_t>(bytes, 48);
-  if (header.lane.source < 0 || header.lane.target < 0 || header.lane.edge < 0 || header.tag.micro_batch < 0 || header.tag.step < 0) {
+  if (header.lane.source < 0 || header.lane.target < 0 || header.lane.edge < 0 ||
+      header.tag.micro_batch < 0 || header.tag.step < 0) {
     return wrong("a negative rank, edge, micro-batch or step");
   }
-  if (header.rows < 0 || header.columns < 0 || header.rows > kMaxElements || header.columns > kMaxElements ||
+  if (header.rows < 0 || header.columns < 0 || header.rows > kMaxElements ||
+      header.columns > kMaxElements ||
       (header.columns > 0 && header.rows > kMaxElements / header.columns)) {
     return wrong(fmt::format("impossible shape {} x {}", header.rows, header.columns));
   }

@@ -1,5 +1,5 @@
-// What a message says of itself. Messages are matched by tag, never by order, and the receiver checks the tag and the shape instead of
-// inferring them.
+// What a message says of itself. Messages are matched by tag, never by order, and the receiver
+// checks the tag and the shape instead of inferring them.
 
 #pragma once
 
@@ -23,7 +23,8 @@ enum class LaneKind : uint8_t {
   kControl,   // set-up, readiness and reports, between a stage and the decider
 };
 
-// Names one stream of messages between two ranks. `edge` is the boundary's index (the sending stage) or 0.
+// Names one stream of messages between two ranks. `edge` is the boundary's index (the sending
+// stage) or 0.
 struct Lane {
   LaneKind kind = LaneKind::kForward;
   int32_t source = 0;
@@ -60,7 +61,8 @@ inline constexpr size_t kHeaderBytes = 64;
 // Fixed little-endian layout, documented in docs/formats.md.
 std::array<std::byte, kHeaderBytes> EncodeHeader(const MessageHeader& header);
 
-// Errors: kCorruptData (magic, version, kind, type, negative or overflowing shape, reserved bytes that are not zero, too few bytes).
+// Errors: kCorruptData (magic, version, kind, type, negative or overflowing shape, reserved bytes
+// that are not zero, too few bytes).
 Result<MessageHeader> DecodeHeader(std::span<const std::byte> bytes);
 
 }  // namespace penstock::comm

@@ -1,7 +1,8 @@
 // Ranks as processes over MPI point-to-point messages.
 //
-// Each lane is one MPI tag; the receiver keeps K + 1 receives posted (K undelivered messages and the one being read), the sender owns K
-// buffers. A credit is a one-byte message back on the lane's tag plus kCreditTag. Waits poll, first without pause, then with short sleeps.
+// Each lane is one MPI tag; the receiver keeps K + 1 receives posted (K undelivered messages and
+// the one being read), the sender owns K buffers. A credit is a one-byte message back on the lane's
+// tag plus kCreditTag. Waits poll, first without pause, then with short sleeps.
 
 #define OMPI_SKIP_MPICXX 1  // only the C interface
 #define MPICH_SKIP_MPICXX 1
@@ -21,19 +22,25 @@ namespace {
 
 constexpr int kCreditTag = 16384;
 
-int MpiTag(const Lane& lane) { return static_cast<int>(lane.kind) + 8 * lane.edge; }
+int MpiTag(const Lane& lane) {
+  return static_cast<int>(lane.kind) + 8 * lane.edge;
+}
 
-double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 // Sender's end: K buffers, each free or in flight.
 struct OutLane {
   Lane lane;
   LaneOptions options;
   int32_t credits = 0;
+
   struct Slot {
     Buffer buffer;
     MPI_Request request = MPI_REQUEST_NULL;
   };
+
   std::vector<Slot> slots;
   std::byte credit_byte{};
   MPI_Request credit_request = MPI_REQUEST_NULL;
@@ -43,6 +50,7 @@ struct OutLane {
 struct InLane {
   Lane lane;
   LaneOptions options;
+
   struct Slot {
     enum class State : uint8_t { kPosted, kFilled, kTaken };
     State state = State::kPosted;
@@ -51,8 +59,10 @@ struct InLane {
     MessageHeader header;
     int64_t order = 0;
   };
+
   std::vector<Slot> slots;
-  std::deque<size_t> posted;  // slots in the order in which their receives were posted, which is the order in which they match
+  std::deque<size_t> posted;  // slots in the order in which their receives were posted, which is
+                              // the order in which they match
   int64_t next_order = 0;
 };
 
@@ -74,6 +84,7 @@ class MpiChannel final : public Channel {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
   }
+
   ~MpiChannel() override {
     for (InLane& lane : in_) {
       for (InLane::Slot& slot : lane.slots) {
@@ -89,18 +100,25 @@ class MpiChannel final : public Channel {
   }
 
   int rank() const override { return rank_; }
+
   int size() const override { return size_; }
+
   bool across_processes() const override { return true; }
+
   bool failed() const override { return false; }
+
   std::optional<Error> failure() const override { return std::nullopt; }
+
   const ChannelCounters& counters() const override { return counters_; }
 
   Result<> Open(const Lane& lane, const LaneOptions& options, MemoryAccount& account) override {
     PENSTOCK_CHECK(lane.source == rank_ || lane.target == rank_, "a rank opens its own lanes");
     const int64_t bytes = options.max_bytes + static_cast<int64_t>(kHeaderBytes);
     if (bytes > INT32_MAX) {
-      return MakeError(ErrorCode::kUnsupported, "[comm.mpi] a message of {} bytes: MPI carries at most {} at once; lower --prefill-chunk", bytes,
-                       INT32_MAX);
+      return MakeError(
+          ErrorCode::kUnsupported,
+          "[comm.mpi] a message of {} bytes: MPI carries at most {} at once; lower --prefill-chunk",
+          bytes, INT32_MAX);
     }
     if (lane.source == lane.target) {
       local_.push_back(LocalLane{lane, {}, {}});
@@ -113,7 +131,8 @@ class MpiChannel final : public Channel {
       out.credits = options.credits;
       out.slots.resize(static_cast<size_t>(options.credits));
       for (OutLane::Slot& slot : out.slots) {
-        PENSTOCK_TRY_ASSIGN(slot.buffer, Buffer::Allocate(account, MemoryCategory::kMessages, bytes));
+        PENSTOCK_TRY_ASSIGN(slot.buffer,
+                            Buffer::Allocate(account, MemoryCategory::kMessages, bytes));
       }
       PostCredit(out);
       return {};
@@ -123,13 +142,15 @@ class MpiChannel final : public Channel {
     in.options = options;
     in.slots.resize(static_cast<size_t>(options.credits) + 1);
     for (size_t i = 0; i < in.slots.size(); ++i) {
-      PENSTOCK_TRY_ASSIGN(in.slots[i].buffer, Buffer::Allocate(account, MemoryCategory::kMessages, bytes));
+      PENSTOCK_TRY_ASSIGN(in.slots[i].buffer,
+                          Buffer::Allocate(account, MemoryCategory::kMessages, bytes));
       Post(in, i);
     }
     return {};
   }
 
-  Result<> Send(const MessageHeader& header, std::span<const std::span<const std::byte>> parts, double deadline_s) override {
+  Result<> Send(const MessageHeader& header, std::span<const std::span<const std::byte>> parts,
+                double deadline_s) override {
     if (header.lane.source == header.lane.target) {
       return SendLocal(header, parts);
     }
@@ -141,8 +162,11 @@ class MpiChannel final : public Channel {
       return slot != nullptr;
     });
     if (!ready) {
-      return MakeError(ErrorCode::kDeadlineExceeded, "[comm.send] rank {} waited {:.1f} s for rank {} to take {} (step {}, micro-batch {})",
-                       rank_, deadline_s, header.lane.target, LaneText(header.lane), header.tag.step, header.tag.micro_batch);
+      return MakeError(
+          ErrorCode::kDeadlineExceeded,
+          "[comm.send] rank {} waited {:.1f} s for rank {} to take {} (step {}, micro-batch {})",
+          rank_, deadline_s, header.lane.target, LaneText(header.lane), header.tag.step,
+          header.tag.micro_batch);
     }
     const auto encoded = EncodeHeader(header);
     std::memcpy(slot->buffer.data(), encoded.data(), encoded.size());
@@ -153,18 +177,24 @@ class MpiChannel final : public Channel {
       }
       bytes += static_cast<int64_t>(part.size());
     }
-    PENSTOCK_CHECK(bytes == header.payload_bytes() + static_cast<int64_t>(kHeaderBytes), "the parts are the payload");
+    PENSTOCK_CHECK(bytes == header.payload_bytes() + static_cast<int64_t>(kHeaderBytes),
+                   "the parts are the payload");
     --out.credits;
-    MPI_Isend(slot->buffer.data(), static_cast<int>(bytes), MPI_BYTE, out.lane.target, MpiTag(out.lane), MPI_COMM_WORLD, &slot->request);
+    MPI_Isend(slot->buffer.data(), static_cast<int>(bytes), MPI_BYTE, out.lane.target,
+              MpiTag(out.lane), MPI_COMM_WORLD, &slot->request);
     counters_.messages_sent += 1;
     counters_.bytes_sent += header.payload_bytes();
     Progress();
     return {};
   }
 
-  Result<Message> Receive(const Lane& lane, const Tag& tag, double deadline_s) override { return Take(lane, &tag, deadline_s); }
+  Result<Message> Receive(const Lane& lane, const Tag& tag, double deadline_s) override {
+    return Take(lane, &tag, deadline_s);
+  }
 
-  Result<Message> ReceiveNext(const Lane& lane, double deadline_s) override { return Take(lane, nullptr, deadline_s); }
+  Result<Message> ReceiveNext(const Lane& lane, double deadline_s) override {
+    return Take(lane, nullptr, deadline_s);
+  }
 
   bool Ready(const Lane& lane) override {
     if (lane.source == lane.target) {
@@ -196,20 +226,24 @@ class MpiChannel final : public Channel {
     PENSTOCK_CHECK(false, "the lane is open");
     return lanes.front();
   }
+
   OutLane& Out(const Lane& lane) { return Find(out_, lane); }
+
   InLane& In(const Lane& lane) { return Find(in_, lane); }
+
   LocalLane& Local(const Lane& lane) { return Find(local_, lane); }
 
   void Post(InLane& in, size_t index) {
     InLane::Slot& slot = in.slots[index];
     slot.state = InLane::Slot::State::kPosted;
-    MPI_Irecv(slot.buffer.data(), static_cast<int>(slot.buffer.size()), MPI_BYTE, in.lane.source, MpiTag(in.lane), MPI_COMM_WORLD,
-              &slot.request);
+    MPI_Irecv(slot.buffer.data(), static_cast<int>(slot.buffer.size()), MPI_BYTE, in.lane.source,
+              MpiTag(in.lane), MPI_COMM_WORLD, &slot.request);
     in.posted.push_back(index);
   }
 
   static void PostCredit(OutLane& out) {
-    MPI_Irecv(&out.credit_byte, 1, MPI_BYTE, out.lane.target, MpiTag(out.lane) + kCreditTag, MPI_COMM_WORLD, &out.credit_request);
+    MPI_Irecv(&out.credit_byte, 1, MPI_BYTE, out.lane.target, MpiTag(out.lane) + kCreditTag,
+              MPI_COMM_WORLD, &out.credit_request);
   }
 
   static OutLane::Slot* FreeSlot(OutLane& out) {
@@ -224,7 +258,8 @@ class MpiChannel final : public Channel {
   static InLane::Slot* Filled(InLane& in, const Tag* tag) {
     InLane::Slot* found = nullptr;
     for (InLane::Slot& slot : in.slots) {
-      if (slot.state == InLane::Slot::State::kFilled && (tag == nullptr || slot.header.tag == *tag) &&
+      if (slot.state == InLane::Slot::State::kFilled &&
+          (tag == nullptr || slot.header.tag == *tag) &&
           (found == nullptr || slot.order < found->order)) {
         found = &slot;
       }
@@ -274,9 +309,12 @@ class MpiChannel final : public Channel {
       auto header = DecodeHeader({slot.buffer.data(), static_cast<size_t>(bytes)});
       if (!header.ok()) {
         corrupt_ = header.error();
-      } else if (header->payload_bytes() + static_cast<int64_t>(kHeaderBytes) != bytes || !(header->lane == in.lane)) {
-        corrupt_ = MakeError(ErrorCode::kCorruptData, "[comm.mpi] a message of {} says {} with {} bytes, got {}", LaneText(in.lane),
-                             LaneText(header->lane), header->payload_bytes(), bytes - static_cast<int>(kHeaderBytes));
+      } else if (header->payload_bytes() + static_cast<int64_t>(kHeaderBytes) != bytes ||
+                 !(header->lane == in.lane)) {
+        corrupt_ = MakeError(ErrorCode::kCorruptData,
+                             "[comm.mpi] a message of {} says {} with {} bytes, got {}",
+                             LaneText(in.lane), LaneText(header->lane), header->payload_bytes(),
+                             bytes - static_cast<int>(kHeaderBytes));
       } else {
         slot.header = *header.operator->();
       }
@@ -306,7 +344,8 @@ class MpiChannel final : public Channel {
     }
   }
 
-  Result<> SendLocal(const MessageHeader& header, std::span<const std::span<const std::byte>> parts) {
+  Result<> SendLocal(const MessageHeader& header,
+                     std::span<const std::span<const std::byte>> parts) {
     LocalMessage message{header, {}};
     for (const auto& part : parts) {
       message.payload.insert(message.payload.end(), part.begin(), part.end());
@@ -323,7 +362,8 @@ class MpiChannel final : public Channel {
         return Message(it->header, it->payload, [&local, it] { local.taken.erase(it); });
       }
     }
-    return MakeError(ErrorCode::kInternal, "[comm.mpi] rank {} waits for a message from itself: {}", rank_, LaneText(lane));
+    return MakeError(ErrorCode::kInternal, "[comm.mpi] rank {} waits for a message from itself: {}",
+                     rank_, LaneText(lane));
   }
 
   Result<Message> Take(const Lane& lane, const Tag* tag, double deadline_s) {
@@ -340,21 +380,28 @@ class MpiChannel final : public Channel {
       return *corrupt_;
     }
     if (!ready) {
-      const std::string which = tag == nullptr ? "" : fmt::format(" (step {}, micro-batch {})", tag->step, tag->micro_batch);
-      return MakeError(ErrorCode::kDeadlineExceeded, "[comm.receive] rank {} waited {:.1f} s for {}{}: rank {} is late or has stopped",
-                       rank_, deadline_s, LaneText(lane), which, lane.source);
+      const std::string which =
+          tag == nullptr ? ""
+                         : fmt::format(" (step {}, micro-batch {})", tag->step, tag->micro_batch);
+      return MakeError(
+          ErrorCode::kDeadlineExceeded,
+          "[comm.receive] rank {} waited {:.1f} s for {}{}: rank {} is late or has stopped", rank_,
+          deadline_s, LaneText(lane), which, lane.source);
     }
     slot->state = InLane::Slot::State::kTaken;
     ReturnCredit(in);
     const auto index = static_cast<size_t>(slot - in.slots.data());
-    return Message(slot->header, {slot->buffer.data() + kHeaderBytes, static_cast<size_t>(slot->header.payload_bytes())},
-                   [this, &in, index] { Post(in, index); });
+    return Message(
+        slot->header,
+        {slot->buffer.data() + kHeaderBytes, static_cast<size_t>(slot->header.payload_bytes())},
+        [this, &in, index] { Post(in, index); });
   }
 
   void ReturnCredit(const InLane& in) {
     static const std::byte kCredit{1};
     MPI_Request request = MPI_REQUEST_NULL;
-    MPI_Isend(&kCredit, 1, MPI_BYTE, in.lane.source, MpiTag(in.lane) + kCreditTag, MPI_COMM_WORLD, &request);
+    MPI_Isend(&kCredit, 1, MPI_BYTE, in.lane.source, MpiTag(in.lane) + kCreditTag, MPI_COMM_WORLD,
+              &request);
     MPI_Request_free(&request);
   }
 
@@ -377,7 +424,9 @@ bool Initialized() {
 
 }  // namespace
 
-bool LaunchedByMpi() { return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMI_SIZE") != nullptr; }
+bool LaunchedByMpi() {
+  return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMI_SIZE") != nullptr;
+}
 
 Result<std::unique_ptr<Channel>> CreateMpiChannel() {
   if (!Initialized()) {

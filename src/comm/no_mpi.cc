@@ -4,10 +4,13 @@
 
 namespace penstock::comm {
 
-bool LaunchedByMpi() { return false; }
+bool LaunchedByMpi() {
+  return false;
+}
 
 Result<std::unique_ptr<Channel>> CreateMpiChannel() {
-  return MakeError(ErrorCode::kUnsupported, "[comm.mpi] this build has no MPI; configure with -DPENSTOCK_MPI=ON");
+  return MakeError(ErrorCode::kUnsupported,
+                   "[comm.mpi] this build has no MPI; configure with -DPENSTOCK_MPI=ON");
 }
 
 void FinalizeMpi() {}

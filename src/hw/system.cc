@@ -73,8 +73,7 @@ Result<Calibration> ReadCalibration(const TomlTable& table) {
   PENSTOCK_TRY(seconds("operation_overhead_s", c.operation_overhead_s));
   PENSTOCK_TRY(seconds("layer_overhead_s", c.layer_overhead_s));
   PENSTOCK_TRY(seconds("fixed_per_step_s", c.fixed_per_step_s));
-  PENSTOCK_TRY_ASSIGN(c.attention_score_bytes,
-                      table.NumberOr("attention_score_bytes", 0, 0, 1000));
+  PENSTOCK_TRY_ASSIGN(c.attention_score_bytes, table.NumberOr("attention_score_bytes", 0, 0, 1000));
   PENSTOCK_TRY_ASSIGN(c.skips_masked_attention,
                       table.BoolOr("skips_masked_attention", c.skips_masked_attention));
   PENSTOCK_TRY_ASSIGN(c.fitted_on, table.StringsOr("fitted_on"));

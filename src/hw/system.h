@@ -33,7 +33,7 @@ struct Calibration {
   double exposed_tensor_parallel = 1;  // share of tensor- and expert-parallel communication
   double exposed_hop = 1;              // share of pipeline hops
   bool skips_masked_attention = true;  // training: causal attention does half the work
-  double attention_score_bytes = 0;  // moved through memory per score; 0: fused attention
+  double attention_score_bytes = 0;    // moved through memory per score; 0: fused attention
   std::vector<std::string> fitted_on;
   std::string source;
 

@@ -132,8 +132,8 @@ class TrainingDevice {
                                      Tensor dweight) = 0;
   virtual void RopeForward(Tensor x, const RopeParams& params, std::span<const Segment> segments,
                            Tensor out) = 0;
-  virtual void RopeBackward(Tensor dy, const RopeParams& params,
-                            std::span<const Segment> segments, bool accumulate, Tensor dx) = 0;
+  virtual void RopeBackward(Tensor dy, const RopeParams& params, std::span<const Segment> segments,
+                            bool accumulate, Tensor dx) = 0;
   virtual void GatedBackward(Activation activation, Tensor gate, Tensor up, Tensor dy,
                              bool accumulate_gate, Tensor dgate, bool accumulate_up,
                              Tensor dup) = 0;

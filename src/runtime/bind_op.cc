@@ -28,13 +28,16 @@ class Binder {
   RunOp operator()(const model::EmbedOp& params) const {
     const TensorId table = params.table;
     const kernels::Matrix& matrix = context_.weights.matrix(std::span(&table, 1));
-    return [&matrix, scale = params.scale, y = Out()](const StepInput& in) { in.device.Embed(matrix, in.tokens, scale, in.value(y)); };
+    return [&matrix, scale = params.scale, y = Out()](const StepInput& in) {
+      in.device.Embed(matrix, in.tokens, scale, in.value(y));
+    };
   }
 
   RunOp operator()(const model::RmsNormOp& params) const {
     const Tensor weight = context_.weights.vector(params.weight);
     return [weight, params, x = In(), y = Out()](const StepInput& in) {
-      in.device.RmsNorm(in.value(x), weight, params.epsilon, params.add_one, params.group, in.value(y));
+      in.device.RmsNorm(in.value(x), weight, params.epsilon, params.add_one, params.group,
+                        in.value(y));
     };
   }
 
@@ -44,12 +47,16 @@ class Binder {
       const kernels::Matrix* matrix;
       Tensor bias;
     };
+
     std::vector<Product> products;
     int64_t width = 0;
     size_t begin = 0;
     for (const size_t end : PackGroups(params, context_.rule)) {
       const auto parts = std::span(params.weights).subspan(begin, end - begin);
-      const Tensor bias = params.biases.empty() ? Tensor() : context_.weights.bias(std::span(params.biases).subspan(begin, end - begin));
+      const Tensor bias =
+          params.biases.empty()
+              ? Tensor()
+              : context_.weights.bias(std::span(params.biases).subspan(begin, end - begin));
       products.push_back({&context_.weights.matrix(parts), bias});
       width += products.back().matrix->rows();
       begin = end;
@@ -58,7 +65,8 @@ class Binder {
       const Tensor whole = in.value(first).Widened(width);
       int64_t column = 0;
       for (const Product& product : products) {
-        in.device.Linear(*product.matrix, in.value(x), product.bias, whole.Columns(column, product.matrix->rows()), in.workspace);
+        in.device.Linear(*product.matrix, in.value(x), product.bias,
+                         whole.Columns(column, product.matrix->rows()), in.workspace);
         column += product.matrix->rows();
       }
     };
@@ -85,21 +93,27 @@ class Binder {
   RunOp operator()(const model::AttentionOp& params) const {
     kernels::KvCache& cache = *context_.caches[static_cast<size_t>(params.state)];
     const auto pool = static_cast<size_t>(context_.pool_of[static_cast<size_t>(params.state)]);
-    const kernels::AttentionParams attention{params.heads, params.kv_heads,  params.head_dim, params.value_dim,
-                                             params.scale, params.soft_cap, params.window};
-    return [&cache, pool, attention, q = op_.inputs[0], k = op_.inputs[1], v = op_.inputs[2], y = Out()](const StepInput& in) {
-      in.device.Attention(cache, attention, in.sequences[pool], in.value(q), in.value(k), in.value(v), in.value(y), in.workspace);
+    const kernels::AttentionParams attention{params.heads,     params.kv_heads, params.head_dim,
+                                             params.value_dim, params.scale,    params.soft_cap,
+                                             params.window};
+    return [&cache, pool, attention, q = op_.inputs[0], k = op_.inputs[1], v = op_.inputs[2],
+            y = Out()](const StepInput& in) {
+      in.device.Attention(cache, attention, in.sequences[pool], in.value(q), in.value(k),
+                          in.value(v), in.value(y), in.workspace);
     };
   }
 
   RunOp operator()(const model::GatedOp& params) const {
-    return [act = Convert(params.activation), gate = In(), up = op_.inputs[1], y = Out()](const StepInput& in) {
+    return [act = Convert(params.activation), gate = In(), up = op_.inputs[1],
+            y = Out()](const StepInput& in) {
       in.device.Gated(act, in.value(gate), in.value(up), in.value(y));
     };
   }
 
   RunOp operator()(const model::ActivationOp& params) const {
-    return [act = Convert(params.activation), x = In(), y = Out()](const StepInput& in) { in.device.Act(act, in.value(x), in.value(y)); };
+    return [act = Convert(params.activation), x = In(), y = Out()](const StepInput& in) {
+      in.device.Act(act, in.value(x), in.value(y));
+    };
   }
 
   RunOp operator()(const model::MoeOp& params) const {
@@ -111,7 +125,8 @@ class Binder {
       down.push_back(&context_.weights.matrix(std::span(&params.down[e], 1)));
     }
     const Tensor router = context_.weights.vector(params.router);
-    const Tensor bias = params.router_bias.valid() ? context_.weights.vector(params.router_bias) : Tensor();
+    const Tensor bias =
+        params.router_bias.valid() ? context_.weights.vector(params.router_bias) : Tensor();
     return [gate_up, down, router, bias, params, x = In(), y = Out()](const StepInput& in) {
       kernels::MoeParams moe;
       moe.sigmoid = params.scoring == model::MoeOp::Scoring::kSigmoid;
@@ -128,19 +143,27 @@ class Binder {
   }
 
   RunOp operator()(const model::AddOp&) const {
-    return [a = In(), b = op_.inputs[1], y = Out()](const StepInput& in) { in.device.Add(in.value(a), in.value(b), in.value(y)); };
+    return [a = In(), b = op_.inputs[1], y = Out()](const StepInput& in) {
+      in.device.Add(in.value(a), in.value(b), in.value(y));
+    };
   }
 
   RunOp operator()(const model::ScaleOp& params) const {
-    return [factor = params.factor, x = In(), y = Out()](const StepInput& in) { in.device.Scale(in.value(x), factor, in.value(y)); };
+    return [factor = params.factor, x = In(), y = Out()](const StepInput& in) {
+      in.device.Scale(in.value(x), factor, in.value(y));
+    };
   }
 
   RunOp operator()(const model::SoftCapOp& params) const {
-    return [cap = params.cap, x = In(), y = Out()](const StepInput& in) { in.device.SoftCap(in.value(x), cap, in.value(y)); };
+    return [cap = params.cap, x = In(), y = Out()](const StepInput& in) {
+      in.device.SoftCap(in.value(x), cap, in.value(y));
+    };
   }
 
   RunOp operator()(const model::SelectRowsOp&) const {
-    return [x = In(), y = Out()](const StepInput& in) { in.device.GatherRows(in.value(x), in.selected, in.value(y)); };
+    return [x = In(), y = Out()](const StepInput& in) {
+      in.device.GatherRows(in.value(x), in.selected, in.value(y));
+    };
   }
 
   RunOp operator()(const model::CountedOp&) const {
@@ -150,6 +173,7 @@ class Binder {
 
  private:
   ValueId In() const { return op_.inputs[0]; }
+
   ValueId Out() const { return op_.outputs[0]; }
 
   const model::Op& op_;
@@ -158,6 +182,8 @@ class Binder {
 
 }  // namespace
 
-RunOp BindOp(const model::Op& op, const BindContext& context) { return std::visit(Binder(op, context), op.params); }
+RunOp BindOp(const model::Op& op, const BindContext& context) {
+  return std::visit(Binder(op, context), op.params);
+}
 
 }  // namespace penstock::runtime

@@ -1,4 +1,5 @@
-// The table of operations: how each kind of the graph runs on a device. A new kind is one more Bind function.
+// The table of operations: how each kind of the graph runs on a device. A new kind is one more Bind
+// function.
 
 #pragma once
 

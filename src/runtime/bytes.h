@@ -1,4 +1,5 @@
-// Little-endian byte writer and bounds-checked reader, for plans and results that travel between ranks of one machine type.
+// Little-endian byte writer and bounds-checked reader, for plans and results that travel between
+// ranks of one machine type.
 
 #pragma once
 
@@ -15,14 +16,16 @@ namespace penstock::runtime {
 class ByteWriter {
  public:
   template <class T>
-    requires std::is_trivially_copyable_v<T>
+  requires std::is_trivially_copyable_v<T>
+
   void Put(const T& value) {
     const auto* from = reinterpret_cast<const std::byte*>(&value);
     bytes_.insert(bytes_.end(), from, from + sizeof(T));
   }
 
   template <class T>
-    requires std::is_trivially_copyable_v<T>
+  requires std::is_trivially_copyable_v<T>
+
   void PutAll(std::span<const T> values) {
     Put(static_cast<uint32_t>(values.size()));
     const auto raw = std::as_bytes(values);
@@ -43,7 +46,8 @@ class ByteReader {
   explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
 
   template <class T>
-    requires std::is_trivially_copyable_v<T>
+  requires std::is_trivially_copyable_v<T>
+
   bool Get(T& value) {
     if (bad_ || bytes_.size() < sizeof(T)) {
       bad_ = true;
@@ -56,7 +60,8 @@ class ByteReader {
 
   // At most `limit` elements.
   template <class T>
-    requires std::is_trivially_copyable_v<T>
+  requires std::is_trivially_copyable_v<T>
+
   bool GetAll(std::vector<T>& values, uint64_t limit) {
     uint32_t count = 0;
     if (!Get(count) || count > limit || bytes_.size() / sizeof(T) < count) {
@@ -81,6 +86,7 @@ class ByteReader {
   }
 
   bool done() const { return !bad_ && bytes_.empty(); }
+
   bool bad() const { return bad_; }
 
  private:

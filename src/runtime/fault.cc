@@ -16,7 +16,8 @@ bool ReadNumber(std::string_view text, T& number) {
 
 Result<Fault> ParseFault(std::string_view text) {
   const Error wrong = MakeError(ErrorCode::kInvalidArgument,
-                                "[runtime.fault] PENSTOCK_FAULT: got '{}', wanted STAGE:ACTION:KIND, for instance 1:F12:stall (actions F, RECV_F, "
+                                "[runtime.fault] PENSTOCK_FAULT: got '{}', wanted "
+                                "STAGE:ACTION:KIND, for instance 1:F12:stall (actions F, RECV_F, "
                                 "SEND_F and a step number; kinds fail, stall, die)",
                                 text);
   const size_t first = text.find(':');
@@ -28,11 +29,13 @@ Result<Fault> ParseFault(std::string_view text) {
   const std::string_view action = text.substr(first + 1, second - first - 1);
   const std::string_view kind = text.substr(second + 1);
   const size_t digits = action.find_first_of("0123456789");
-  if (digits == std::string_view::npos || !ReadNumber(text.substr(0, first), fault.stage) || !ReadNumber(action.substr(digits), fault.step)) {
+  if (digits == std::string_view::npos || !ReadNumber(text.substr(0, first), fault.stage) ||
+      !ReadNumber(action.substr(digits), fault.step)) {
     return wrong;
   }
   bool known = false;
-  for (const schedule::OpKind op : {schedule::OpKind::kForward, schedule::OpKind::kRecvForward, schedule::OpKind::kSendForward}) {
+  for (const schedule::OpKind op : {schedule::OpKind::kForward, schedule::OpKind::kRecvForward,
+                                    schedule::OpKind::kSendForward}) {
     if (schedule::OpKindText(op) == action.substr(0, digits)) {
       fault.action = op;
       known = true;

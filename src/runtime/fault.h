@@ -1,5 +1,7 @@
-// A declared fault, for tests: PENSTOCK_FAULT=stage:action:kind, for instance 1:F12:stall. The action is F, RECV_F or SEND_F and the number of
-// the step plan; kinds are `fail` (an error), `stall` (the rank does nothing any more) and `die` (the process is killed; a thread ends without a word).
+// A declared fault, for tests: PENSTOCK_FAULT=stage:action:kind, for instance 1:F12:stall. The
+// action is F, RECV_F or SEND_F and the number of the step plan; kinds are `fail` (an error),
+// `stall` (the rank does nothing any more) and `die` (the process is killed; a thread ends without
+// a word).
 
 #pragma once
 

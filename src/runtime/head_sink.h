@@ -1,4 +1,5 @@
-// What becomes of logits: the head's stage hands them to a sink (a sampler, a collector), whose result travels back to the decider.
+// What becomes of logits: the head's stage hands them to a sink (a sampler, a collector), whose
+// result travels back to the decider.
 
 #pragma once
 
@@ -16,7 +17,8 @@ class HeadSink {
  public:
   virtual ~HeadSink() = default;
 
-  // `logits` [selected rows of the plan, vocabulary] float32, valid during the call. Returns the bytes that the decider gets.
+  // `logits` [selected rows of the plan, vocabulary] float32, valid during the call. Returns the
+  // bytes that the decider gets.
   virtual Result<std::vector<std::byte>> Consume(const StepPlan& plan, Tensor logits) = 0;
 
   // Largest result for up to `selected` rows.

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <vector>
 
-
 namespace penstock::runtime {
 namespace {
 
@@ -19,7 +18,8 @@ uint16_t ToHalf(float value) {
   const uint32_t sign = bits >> 16 & 0x8000U;
   const uint32_t magnitude = bits & 0x7FFFFFFFU;
   if (magnitude >= 0x477FF000U) {
-    return static_cast<uint16_t>(sign | 0x7BFFU);  // largest finite: a scale must not become infinite
+    return static_cast<uint16_t>(sign |
+                                 0x7BFFU);  // largest finite: a scale must not become infinite
   }
   if (magnitude < 0x38800000U) {
     const float scaled = std::bit_cast<float>(magnitude) * 0x1p24F;
@@ -33,7 +33,8 @@ float FromHalf(uint16_t half) {
   const uint32_t exponent = half >> 10 & 0x1FU;
   const uint32_t mantissa = half & 0x3FFU;
   const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -24)
-                                        : std::ldexp(static_cast<float>(mantissa | 0x400U), static_cast<int>(exponent) - 25);
+                                        : std::ldexp(static_cast<float>(mantissa | 0x400U),
+                                                     static_cast<int>(exponent) - 25);
   return (half & 0x8000U) != 0 ? -magnitude : magnitude;
 }
 
@@ -46,7 +47,9 @@ void QuantizeBlock(const float* values, std::byte* block) {
   std::memcpy(block, &scale, 2);
   std::memcpy(block + 2, &minimum, 2);
   const auto level = [&](float value) {
-    return step == 0.0F ? 0U : static_cast<unsigned>(std::clamp(std::nearbyint((value - base) / step), 0.0F, 15.0F));
+    return step == 0.0F ? 0U
+                        : static_cast<unsigned>(
+                              std::clamp(std::nearbyint((value - base) / step), 0.0F, 15.0F));
   };
   for (int64_t i = 0; i < kBlock / 2; ++i) {
     block[4 + i] = static_cast<std::byte>(level(values[i]) | level(values[i + kBlock / 2]) << 4);
@@ -74,7 +77,8 @@ Result<> Q41Source::ReadRows(int64_t begin, int64_t count, std::span<float> out)
       const int64_t place = column % kBlock;
       const auto pair = static_cast<unsigned>(block[4 + place % (kBlock / 2)]);
       const unsigned level = place < kBlock / 2 ? pair & 15U : pair >> 4;
-      out[static_cast<size_t>(row * columns + column)] = static_cast<float>(level) * FromHalf(scale) + FromHalf(minimum);
+      out[static_cast<size_t>(row * columns + column)] =
+          static_cast<float>(level) * FromHalf(scale) + FromHalf(minimum);
     }
   }
   return {};
@@ -85,7 +89,8 @@ std::span<const std::byte> Q41Source::RawRow(int64_t row) const {
   thread_local std::vector<std::byte> blocks;
   values.resize(static_cast<size_t>(inner_->columns()));
   blocks.resize(static_cast<size_t>(inner_->columns() / kBlock * kBlockBytes));
-  // A row that can't be read (a NaN) was refused by ReadRows, or keeps what was there: the caller checks rows first.
+  // A row that can't be read (a NaN) was refused by ReadRows, or keeps what was there: the caller
+  // checks rows first.
   if (inner_->ReadRows(row, 1, values).ok()) {
     for (int64_t b = 0; b < inner_->columns() / kBlock; ++b) {
       QuantizeBlock(values.data() + b * kBlock, blocks.data() + b * kBlockBytes);

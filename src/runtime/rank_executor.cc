@@ -15,17 +15,25 @@ using comm::LaneOptions;
 using schedule::Action;
 using schedule::OpKind;
 
-int64_t NowNs() { return comm::Clock::now().time_since_epoch().count(); }
+int64_t NowNs() {
+  return comm::Clock::now().time_since_epoch().count();
+}
 
-LaneOptions PlanOptions(const PlanLimits& limits, int32_t groups) { return {MaxPlanBytes(limits), groups + 2}; }
+LaneOptions PlanOptions(const PlanLimits& limits, int32_t groups) {
+  return {MaxPlanBytes(limits), groups + 2};
+}
 
-LaneOptions ResultOptions(int64_t max_result_bytes, int32_t groups) { return {max_result_bytes, groups + 1}; }
+LaneOptions ResultOptions(int64_t max_result_bytes, int32_t groups) {
+  return {max_result_bytes, groups + 1};
+}
 
-LaneOptions ForwardOptions(const model::Graph& graph, std::span<const ValueId> values, const RowLimits& limits) {
+LaneOptions ForwardOptions(const model::Graph& graph, std::span<const ValueId> values,
+                           const RowLimits& limits) {
   return {BoundaryBytes(graph, values, limits), kForwardCredits};
 }
 
-// A wait with a little more patience the further its end is from a possible culprit: `place` of `ranks` + 2.
+// A wait with a little more patience the further its end is from a possible culprit: `place` of
+// `ranks` + 2.
 double Patience(double deadline_s, int32_t place, int32_t ranks) {
   const double most_s = std::min(2.0, deadline_s / 4);
   return deadline_s + most_s * place / (ranks + 2);
@@ -37,17 +45,28 @@ comm::MessageHeader BytesHeader(const Lane& lane, int64_t step, int32_t micro_ba
 
 }  // namespace
 
-Lane PlanLane(int32_t target) { return {LaneKind::kPlan, 0, target, 0}; }
+Lane PlanLane(int32_t target) {
+  return {LaneKind::kPlan, 0, target, 0};
+}
 
-Lane ResultLane(int32_t last_rank) { return {LaneKind::kResult, last_rank, 0, 0}; }
+Lane ResultLane(int32_t last_rank) {
+  return {LaneKind::kResult, last_rank, 0, 0};
+}
 
-Lane ForwardLane(int32_t boundary) { return {LaneKind::kForward, boundary, boundary + 1, boundary}; }
+Lane ForwardLane(int32_t boundary) {
+  return {LaneKind::kForward, boundary, boundary + 1, boundary};
+}
 
-double ResultDeadline(double deadline_s, int32_t ranks) { return Patience(deadline_s, ranks, ranks); }
+double ResultDeadline(double deadline_s, int32_t ranks) {
+  return Patience(deadline_s, ranks, ranks);
+}
 
-double PlanDeadline(double deadline_s, int32_t ranks) { return Patience(deadline_s, ranks + 2, ranks); }
+double PlanDeadline(double deadline_s, int32_t ranks) {
+  return Patience(deadline_s, ranks + 2, ranks);
+}
 
-int64_t PlannedMessageBytes(const model::Graph& graph, const StageSpec& stage, int32_t rank, int32_t ranks, const PlanLimits& limits, int32_t groups,
+int64_t PlannedMessageBytes(const model::Graph& graph, const StageSpec& stage, int32_t rank,
+                            int32_t ranks, const PlanLimits& limits, int32_t groups,
                             int64_t max_result_bytes, bool across) {
   const LaneOptions plan = PlanOptions(limits, groups);
   const LaneOptions result = ResultOptions(max_result_bytes, groups);
@@ -57,22 +76,27 @@ int64_t PlannedMessageBytes(const model::Graph& graph, const StageSpec& stage, i
     bytes += ranks == 1 && across ? 0 : comm::LaneBufferBytes(result, true, across);
   } else {
     bytes += comm::LaneBufferBytes(plan, true, across);
-    bytes += comm::LaneBufferBytes(ForwardOptions(graph, stage.incoming, stage.limits), true, across);
+    bytes +=
+        comm::LaneBufferBytes(ForwardOptions(graph, stage.incoming, stage.limits), true, across);
   }
   if (rank == ranks - 1 && rank > 0) {
     bytes += comm::LaneBufferBytes(result, false, across);
   }
   if (rank + 1 < ranks) {
-    bytes += comm::LaneBufferBytes(ForwardOptions(graph, stage.outgoing, stage.limits), false, across);
+    bytes +=
+        comm::LaneBufferBytes(ForwardOptions(graph, stage.outgoing, stage.limits), false, across);
   }
   return bytes;
 }
 
-RankExecutor::RankExecutor(const ExecutorSpec& spec, comm::Channel& channel, HeadSink* head, trace::RankRecorder& recorder)
+RankExecutor::RankExecutor(const ExecutorSpec& spec, comm::Channel& channel, HeadSink* head,
+                           trace::RankRecorder& recorder)
     : spec_(spec), channel_(channel), head_(head), recorder_(recorder) {}
 
-Result<std::unique_ptr<RankExecutor>> RankExecutor::Create(const ExecutorSpec& spec, const schedule::Schedule& schedule, comm::Channel& channel,
-                                                           HeadSink* head, trace::RankRecorder& recorder) {
+Result<std::unique_ptr<RankExecutor>> RankExecutor::Create(const ExecutorSpec& spec,
+                                                           const schedule::Schedule& schedule,
+                                                           comm::Channel& channel, HeadSink* head,
+                                                           trace::RankRecorder& recorder) {
   std::unique_ptr<RankExecutor> executor(new RankExecutor(spec, channel, head, recorder));
   executor->program_.resize(static_cast<size_t>(spec.groups));
   int32_t last = -1;
@@ -83,7 +107,8 @@ Result<std::unique_ptr<RankExecutor>> RankExecutor::Create(const ExecutorSpec& s
     const int32_t m = action.micro_batch.value();
     if (m < last || m >= spec.groups) {
       return MakeError(ErrorCode::kInvalidSchedule,
-                       "[runtime.executor] rank {}: action {} stands after work of micro-batch {}; serving runs a lap micro-batch by micro-batch",
+                       "[runtime.executor] rank {}: action {} stands after work of micro-batch {}; "
+                       "serving runs a lap micro-batch by micro-batch",
                        spec.stage_index, schedule::ActionText(action), last);
     }
     last = m;
@@ -102,13 +127,18 @@ Result<> RankExecutor::Open(MemoryAccount& account, int64_t max_result_bytes) {
     }
   } else {
     PENSTOCK_TRY(channel_.Open(PlanLane(rank), plan, account));
-    PENSTOCK_TRY(channel_.Open(ForwardLane(rank - 1), ForwardOptions(*spec_.graph, spec_.stage.incoming, spec_.stage.limits), account));
+    PENSTOCK_TRY(channel_.Open(
+        ForwardLane(rank - 1),
+        ForwardOptions(*spec_.graph, spec_.stage.incoming, spec_.stage.limits), account));
   }
   if (rank + 1 < ranks) {
-    PENSTOCK_TRY(channel_.Open(ForwardLane(rank), ForwardOptions(*spec_.graph, spec_.stage.outgoing, spec_.stage.limits), account));
+    PENSTOCK_TRY(channel_.Open(
+        ForwardLane(rank), ForwardOptions(*spec_.graph, spec_.stage.outgoing, spec_.stage.limits),
+        account));
   }
   if (rank == 0 || rank == ranks - 1) {
-    PENSTOCK_TRY(channel_.Open(ResultLane(ranks - 1), ResultOptions(max_result_bytes, spec_.groups), account));
+    PENSTOCK_TRY(channel_.Open(ResultLane(ranks - 1), ResultOptions(max_result_bytes, spec_.groups),
+                               account));
   }
   return {};
 }
@@ -121,16 +151,21 @@ Result<> RankExecutor::Announce(const StepPlan& plan) {
   const std::span<const std::byte> part = bytes;
   const double start_s = recorder_.Now();
   for (int32_t other = 1; other < channel_.size(); ++other) {
-    PENSTOCK_TRY(channel_.Send(BytesHeader(PlanLane(other), plan.step, plan.micro_batch, bytes.size()), std::span(&part, 1), spec_.deadline_s));
+    PENSTOCK_TRY(
+        channel_.Send(BytesHeader(PlanLane(other), plan.step, plan.micro_batch, bytes.size()),
+                      std::span(&part, 1), spec_.deadline_s));
   }
-  recorder_.RecordWait(trace::WaitCause::kCommunication, Action(), RankId(), start_s, recorder_.Now());
+  recorder_.RecordWait(trace::WaitCause::kCommunication, Action(), RankId(), start_s,
+                       recorder_.Now());
   return {};
 }
 
 Result<> RankExecutor::Serve() {
   while (true) {
     const double start_s = recorder_.Now();
-    PENSTOCK_TRY_ASSIGN(const comm::Message message, channel_.ReceiveNext(PlanLane(spec_.stage_index), PlanDeadline(spec_.deadline_s, channel_.size())));
+    PENSTOCK_TRY_ASSIGN(const comm::Message message,
+                        channel_.ReceiveNext(PlanLane(spec_.stage_index),
+                                             PlanDeadline(spec_.deadline_s, channel_.size())));
     PENSTOCK_TRY_ASSIGN(const StepPlan plan, DecodePlan(message.payload(), spec_.plan_limits));
     if (plan.kind == PlanKind::kStop) {
       return {};
@@ -138,9 +173,11 @@ Result<> RankExecutor::Serve() {
     if (plan.kind == PlanKind::kWork) {
       // The plan is told before stage 0 starts on it.
       const double taken_s = recorder_.Now();
-      const double sent_s = taken_s - static_cast<double>(NowNs() - message.header().sent_ns) * 1e-9;
-      recorder_.RecordMessageWait(schedule::MakeAction(OpKind::kForward, StageId(0), MicroBatchId(plan.micro_batch)), RankId(0), start_s, taken_s,
-                                  sent_s);
+      const double sent_s =
+          taken_s - static_cast<double>(NowNs() - message.header().sent_ns) * 1e-9;
+      recorder_.RecordMessageWait(
+          schedule::MakeAction(OpKind::kForward, StageId(0), MicroBatchId(plan.micro_batch)),
+          RankId(0), start_s, taken_s, sent_s);
       PENSTOCK_TRY(Run(plan));
     }
   }
@@ -148,7 +185,8 @@ Result<> RankExecutor::Serve() {
 
 Result<> RankExecutor::Run(const StepPlan& plan) {
   if (plan.micro_batch < 0 || plan.micro_batch >= spec_.groups) {
-    return MakeError(ErrorCode::kInternal, "[runtime.executor] step {} names micro-batch {} of {}", plan.step, plan.micro_batch, spec_.groups);
+    return MakeError(ErrorCode::kInternal, "[runtime.executor] step {} names micro-batch {} of {}",
+                     plan.step, plan.micro_batch, spec_.groups);
   }
   for (const Action& action : program_[static_cast<size_t>(plan.micro_batch)]) {
     PENSTOCK_TRY(InjectFault(action, plan));
@@ -164,7 +202,9 @@ Result<> RankExecutor::Run(const StepPlan& plan) {
         operation = &RankExecutor::Send;
         break;
       default:
-        return MakeError(ErrorCode::kUnsupported, "[runtime.executor] {}: serving has no such action", schedule::ActionText(action));
+        return MakeError(ErrorCode::kUnsupported,
+                         "[runtime.executor] {}: serving has no such action",
+                         schedule::ActionText(action));
     }
     if (const Result<> result = (this->*operation)(action, plan); !result.ok()) {
       return Named(result.error(), action, plan);
@@ -177,11 +217,13 @@ Error RankExecutor::Named(const Error& error, const Action& action, const StepPl
   if (error.code == ErrorCode::kPeerLost) {
     return error;
   }
-  return Error{error.code, fmt::format("rank {} (stage {}), action {} of step {}: {}", spec_.stage_index, spec_.stage_index,
+  return Error{error.code, fmt::format("rank {} (stage {}), action {} of step {}: {}",
+                                       spec_.stage_index, spec_.stage_index,
                                        schedule::ActionText(action), plan.step, error.message)};
 }
 
-comm::MessageHeader RankExecutor::HeaderFor(int32_t boundary, std::span<const Tensor> values, const StepPlan& plan) const {
+comm::MessageHeader RankExecutor::HeaderFor(int32_t boundary, std::span<const Tensor> values,
+                                            const StepPlan& plan) const {
   int64_t elements = 0;
   bool same_rows = true;
   for (const Tensor& value : values) {
@@ -189,20 +231,28 @@ comm::MessageHeader RankExecutor::HeaderFor(int32_t boundary, std::span<const Te
     same_rows = same_rows && value.rows() == plan.rows();
   }
   const int64_t rows = same_rows ? plan.rows() : elements;
-  return {ForwardLane(boundary), {plan.step, plan.micro_batch}, DType::kF32, rows, rows == 0 ? 0 : elements / rows, NowNs()};
+  return {ForwardLane(boundary),
+          {plan.step, plan.micro_batch},
+          DType::kF32,
+          rows,
+          rows == 0 ? 0 : elements / rows,
+          NowNs()};
 }
 
 Result<> RankExecutor::Receive(const Action& action, const StepPlan& plan) {
   const int32_t boundary = spec_.stage_index - 1;
   const double start_s = recorder_.Now();
   PENSTOCK_TRY_ASSIGN(const comm::Message message,
-                      channel_.Receive(ForwardLane(boundary), {plan.step, plan.micro_batch}, Patience(spec_.deadline_s, boundary, channel_.size())));
+                      channel_.Receive(ForwardLane(boundary), {plan.step, plan.micro_batch},
+                                       Patience(spec_.deadline_s, boundary, channel_.size())));
   const double taken_s = recorder_.Now();
   const std::vector<Tensor> values = stage_->Incoming(plan);
   const comm::MessageHeader wanted = HeaderFor(boundary, values, plan);
-  if (message.header().type != wanted.type || message.header().rows != wanted.rows || message.header().columns != wanted.columns) {
-    return MakeError(ErrorCode::kInternal, "[runtime.executor] got a message of {} x {}, wanted {} x {}", message.header().rows,
-                     message.header().columns, wanted.rows, wanted.columns);
+  if (message.header().type != wanted.type || message.header().rows != wanted.rows ||
+      message.header().columns != wanted.columns) {
+    return MakeError(ErrorCode::kInternal,
+                     "[runtime.executor] got a message of {} x {}, wanted {} x {}",
+                     message.header().rows, message.header().columns, wanted.rows, wanted.columns);
   }
   size_t offset = 0;
   for (const Tensor& value : values) {
@@ -211,11 +261,14 @@ Result<> RankExecutor::Receive(const Action& action, const StepPlan& plan) {
     offset += to.size();
   }
   const double end_s = recorder_.Now();
-  const Action send = schedule::MakeAction(OpKind::kSendForward, StageId(boundary), action.micro_batch);
+  const Action send =
+      schedule::MakeAction(OpKind::kSendForward, StageId(boundary), action.micro_batch);
   const double sent_s = end_s - static_cast<double>(NowNs() - message.header().sent_ns) * 1e-9;
   recorder_.RecordMessageWait(send, RankId(boundary), start_s, taken_s, sent_s);
-  recorder_.Record(action, static_cast<int>(plan.step), taken_s, end_s, static_cast<int>(plan.rows()), static_cast<int64_t>(offset));
-  recorder_.RecordMessage(send, RankId(boundary), static_cast<int>(plan.step), sent_s, taken_s, static_cast<int64_t>(offset));
+  recorder_.Record(action, static_cast<int>(plan.step), taken_s, end_s,
+                   static_cast<int>(plan.rows()), static_cast<int64_t>(offset));
+  recorder_.RecordMessage(send, RankId(boundary), static_cast<int>(plan.step), sent_s, taken_s,
+                          static_cast<int64_t>(offset));
   return {};
 }
 
@@ -226,19 +279,22 @@ Result<> RankExecutor::Compute(const Action& action, const StepPlan& plan) {
   if (head_ != nullptr && plan.selected() > 0) {
     PENSTOCK_TRY_ASSIGN(result_, head_->Consume(plan, stage_->ValueOf(spec_.graph->logits, plan)));
   }
-  recorder_.Record(action, static_cast<int>(plan.step), start_s, recorder_.Now(), static_cast<int>(plan.rows()));
+  recorder_.Record(action, static_cast<int>(plan.step), start_s, recorder_.Now(),
+                   static_cast<int>(plan.rows()));
   if (head_ != nullptr && plan.selected() > 0) {
     const double sent_s = recorder_.Now();
     PENSTOCK_TRY(SendResult(plan));
-    recorder_.RecordWait(trace::WaitCause::kCommunication, action, RankId(0), sent_s, recorder_.Now());
+    recorder_.RecordWait(trace::WaitCause::kCommunication, action, RankId(0), sent_s,
+                         recorder_.Now());
   }
   return {};
 }
 
 Result<> RankExecutor::SendResult(const StepPlan& plan) {
   const std::span<const std::byte> part = result_;
-  return channel_.Send(BytesHeader(ResultLane(spec_.stage_index), plan.step, plan.micro_batch, result_.size()), std::span(&part, 1),
-                       spec_.deadline_s);
+  return channel_.Send(
+      BytesHeader(ResultLane(spec_.stage_index), plan.step, plan.micro_batch, result_.size()),
+      std::span(&part, 1), spec_.deadline_s);
 }
 
 Result<> RankExecutor::Send(const Action& action, const StepPlan& plan) {
@@ -256,18 +312,22 @@ Result<> RankExecutor::Send(const Action& action, const StepPlan& plan) {
     }
   }
   const double start_s = recorder_.Now();
-  const double deadline_s = Patience(spec_.deadline_s, channel_.size() - 2 - spec_.stage_index, channel_.size());
+  const double deadline_s =
+      Patience(spec_.deadline_s, channel_.size() - 2 - spec_.stage_index, channel_.size());
   PENSTOCK_TRY(channel_.Send(HeaderFor(spec_.stage_index, values, plan), parts, deadline_s));
-  recorder_.Record(action, static_cast<int>(plan.step), start_s, recorder_.Now(), static_cast<int>(plan.rows()), bytes);
+  recorder_.Record(action, static_cast<int>(plan.step), start_s, recorder_.Now(),
+                   static_cast<int>(plan.rows()), bytes);
   return {};
 }
 
 Result<> RankExecutor::InjectFault(const Action& action, const StepPlan& plan) {
-  if (!spec_.fault || spec_.fault->stage != spec_.stage_index || spec_.fault->action != action.kind || spec_.fault->step != plan.step) {
+  if (!spec_.fault || spec_.fault->stage != spec_.stage_index ||
+      spec_.fault->action != action.kind || spec_.fault->step != plan.step) {
     return {};
   }
-  const std::string where = fmt::format("rank {} (stage {}), action {} of step {}", spec_.stage_index, spec_.stage_index,
-                                        schedule::ActionText(action), plan.step);
+  const std::string where =
+      fmt::format("rank {} (stage {}), action {} of step {}", spec_.stage_index, spec_.stage_index,
+                  schedule::ActionText(action), plan.step);
   switch (spec_.fault->kind) {
     case Fault::Kind::kFail:
       return MakeError(ErrorCode::kInternal, "[runtime.fault] {}: a declared fault", where);
@@ -279,9 +339,13 @@ Result<> RankExecutor::InjectFault(const Action& action, const StepPlan& plan) {
     case Fault::Kind::kStall:
       break;
   }
-  // A thread that stalls or ends without a word: it is silent until the others have noticed. Alone nobody could.
+  // A thread that stalls or ends without a word: it is silent until the others have noticed. Alone
+  // nobody could.
   const comm::Clock::time_point start = comm::Clock::now();
-  const auto alone = [&] { return channel_.size() == 1 && comm::Clock::now() - start > std::chrono::duration<double>(spec_.deadline_s); };
+  const auto alone = [&] {
+    return channel_.size() == 1 &&
+           comm::Clock::now() - start > std::chrono::duration<double>(spec_.deadline_s);
+  };
   while (!channel_.failed() && !alone()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

@@ -58,7 +58,8 @@ TEST(Fault, ParsesItsGrammarAndNothingElse) {
   EXPECT_EQ(fault->stage, 1);
   EXPECT_EQ(fault->action, schedule::OpKind::kSendForward);
   EXPECT_EQ(fault->step, 12);
-  for (const char* text : {"", "1:F:stall", "1:F2:explode", "x:F2:die", "1:B2:die", "1F2die", "1:F-2:die"}) {
+  for (const char* text :
+       {"", "1:F:stall", "1:F2:explode", "x:F2:die", "1:B2:die", "1F2die", "1:F-2:die"}) {
     EXPECT_FALSE(ParseFault(text).ok()) << text;
   }
 }
@@ -82,15 +83,24 @@ TEST(StatePools, GroupsStatesByWindowAndBoundsTheirPages) {
 class Numbers final : public MatrixSource {
  public:
   explicit Numbers(std::vector<float> values) : values_(std::move(values)) {}
+
   const std::string& name() const override { return name_; }
+
   int64_t rows() const override { return 1; }
+
   int64_t columns() const override { return static_cast<int64_t>(values_.size()); }
+
   DType type() const override { return DType::kF32; }
+
   Result<> ReadRows(int64_t, int64_t, std::span<float> out) const override {
     std::copy(values_.begin(), values_.end(), out.begin());
     return {};
   }
-  std::span<const std::byte> RawRow(int64_t) const override { return std::as_bytes(std::span(values_)); }
+
+  std::span<const std::byte> RawRow(int64_t) const override {
+    return std::as_bytes(std::span(values_));
+  }
+
   void DropPages() const override {}
 
  private:

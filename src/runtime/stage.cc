@@ -12,7 +12,8 @@ std::pair<int32_t, int32_t> OpRange(const model::Graph& graph, const StageRange&
   if (range.empty()) {
     return {0, 0};
   }
-  return {graph.layers[static_cast<size_t>(range.first_layer)].first_op, graph.layers[static_cast<size_t>(range.last_layer) - 1].last_op};
+  return {graph.layers[static_cast<size_t>(range.first_layer)].first_op,
+          graph.layers[static_cast<size_t>(range.last_layer) - 1].last_op};
 }
 
 kernels::KvCacheSpec CacheSpec(const model::AttentionOp& op, const StateSpec& state) {
@@ -20,7 +21,8 @@ kernels::KvCacheSpec CacheSpec(const model::AttentionOp& op, const StateSpec& st
   return {state.blocks[pool], kBlockTokens, op.kv_heads, op.head_dim, op.value_dim, state.kv_type};
 }
 
-// The value that each layer hands on: what later layers (or the output) read of it. Given at the layer's last operation.
+// The value that each layer hands on: what later layers (or the output) read of it. Given at the
+// layer's last operation.
 std::vector<ValueId> CheckedValues(const model::Graph& graph, int32_t first_op, int32_t last_op) {
   std::vector<ValueId> checked(static_cast<size_t>(last_op - first_op));
   for (int32_t i = first_op; i < last_op; ++i) {
@@ -34,24 +36,29 @@ std::vector<ValueId> CheckedValues(const model::Graph& graph, int32_t first_op, 
 
 }  // namespace
 
-int64_t StateBytes(const model::Graph& graph, const StageRange& range, const StateSpec& state, const kernels::Device& device) {
+int64_t StateBytes(const model::Graph& graph, const StageRange& range, const StateSpec& state,
+                   const kernels::Device& device) {
   const auto [first_op, last_op] = OpRange(graph, range);
   int64_t bytes = 0;
   for (int32_t i = first_op; i < last_op; ++i) {
-    if (const auto* op = std::get_if<model::AttentionOp>(&graph.ops[static_cast<size_t>(i)].params)) {
+    if (const auto* op =
+            std::get_if<model::AttentionOp>(&graph.ops[static_cast<size_t>(i)].params)) {
       bytes += device.KvCacheBytes(CacheSpec(*op, state));
     }
   }
   return bytes;
 }
 
-Result<MemoryFigures> PlannedStageMemory(const model::Graph& graph, const StageSpec& spec, const WeightRule& rule, const StateSpec& state,
+Result<MemoryFigures> PlannedStageMemory(const model::Graph& graph, const StageSpec& spec,
+                                         const WeightRule& rule, const StateSpec& state,
                                          const kernels::Device& device) {
   PENSTOCK_TRY_ASSIGN(const StageLayout layout,
-                      StageLayout::Create(graph, spec.range, spec.incoming, spec.outgoing, spec.limits, rule, device));
+                      StageLayout::Create(graph, spec.range, spec.incoming, spec.outgoing,
+                                          spec.limits, rule, device));
   const auto [first_op, last_op] = OpRange(graph, spec.range);
   MemoryFigures figures;
-  figures[MemoryCategory::kWeights] = StageWeights::PlannedBytes(graph, first_op, last_op, rule, device);
+  figures[MemoryCategory::kWeights] =
+      StageWeights::PlannedBytes(graph, first_op, last_op, rule, device);
   figures[MemoryCategory::kKv] = StateBytes(graph, spec.range, state, device);
   figures[MemoryCategory::kActivations] = layout.activations_bytes();
   figures[MemoryCategory::kWorkspace] = layout.workspace_bytes();
@@ -61,27 +68,36 @@ Result<MemoryFigures> PlannedStageMemory(const model::Graph& graph, const StageS
   return figures;
 }
 
-Stage::Stage(const model::Graph& graph, StageSpec spec, const StateSpec& state, kernels::Device& device)
+Stage::Stage(const model::Graph& graph, StageSpec spec, const StateSpec& state,
+             kernels::Device& device)
     : graph_(graph), spec_(std::move(spec)), pools_(state.pools), device_(device) {}
 
 Stage::~Stage() = default;
 
-Result<std::unique_ptr<Stage>> Stage::Create(const model::Graph& graph, const StageSpec& spec, const WeightRule& rule, const StateSpec& state,
-                                             const weights::ModelFiles& files, kernels::Device& device, MemoryAccount& account,
+Result<std::unique_ptr<Stage>> Stage::Create(const model::Graph& graph, const StageSpec& spec,
+                                             const WeightRule& rule, const StateSpec& state,
+                                             const weights::ModelFiles& files,
+                                             kernels::Device& device, MemoryAccount& account,
                                              const StageWeights::Progress& progress) {
   std::unique_ptr<Stage> stage(new Stage(graph, spec, state, device));
-  PENSTOCK_TRY_ASSIGN(stage->layout_, StageLayout::Create(graph, spec.range, spec.incoming, spec.outgoing, spec.limits, rule, device));
-  PENSTOCK_TRY_ASSIGN(stage->activations_,
-                      Buffer::Allocate(account, MemoryCategory::kActivations, stage->layout_.activations_bytes()));
-  PENSTOCK_TRY_ASSIGN(stage->workspace_, Buffer::Allocate(account, MemoryCategory::kWorkspace, stage->layout_.workspace_bytes()));
+  PENSTOCK_TRY_ASSIGN(stage->layout_,
+                      StageLayout::Create(graph, spec.range, spec.incoming, spec.outgoing,
+                                          spec.limits, rule, device));
+  PENSTOCK_TRY_ASSIGN(stage->activations_, Buffer::Allocate(account, MemoryCategory::kActivations,
+                                                            stage->layout_.activations_bytes()));
+  PENSTOCK_TRY_ASSIGN(stage->workspace_, Buffer::Allocate(account, MemoryCategory::kWorkspace,
+                                                          stage->layout_.workspace_bytes()));
   const auto [first_op, last_op] = OpRange(graph, spec.range);
   stage->caches_.resize(graph.states.size());
   for (int32_t i = first_op; i < last_op; ++i) {
-    if (const auto* op = std::get_if<model::AttentionOp>(&graph.ops[static_cast<size_t>(i)].params)) {
-      PENSTOCK_TRY_ASSIGN(stage->caches_[static_cast<size_t>(op->state)], device.CreateKvCache(CacheSpec(*op, state), account));
+    if (const auto* op =
+            std::get_if<model::AttentionOp>(&graph.ops[static_cast<size_t>(i)].params)) {
+      PENSTOCK_TRY_ASSIGN(stage->caches_[static_cast<size_t>(op->state)],
+                          device.CreateKvCache(CacheSpec(*op, state), account));
     }
   }
-  PENSTOCK_TRY_ASSIGN(stage->weights_, StageWeights::Load(graph, first_op, last_op, rule, files, device, account, progress));
+  PENSTOCK_TRY_ASSIGN(stage->weights_, StageWeights::Load(graph, first_op, last_op, rule, files,
+                                                          device, account, progress));
   stage->Bind(rule);
   return stage;
 }
@@ -95,7 +111,8 @@ void Stage::Bind(const WeightRule& rule) {
   checked_ = CheckedValues(graph_, first_op, last_op);
   const std::vector<bool> selected = SelectedValues(graph_);
   for (int32_t i = first_op; i < last_op; ++i) {
-    after_selection_.push_back(selected[static_cast<size_t>(graph_.ops[static_cast<size_t>(i)].outputs[0].value())]);
+    after_selection_.push_back(
+        selected[static_cast<size_t>(graph_.ops[static_cast<size_t>(i)].outputs[0].value())]);
   }
 }
 
@@ -103,7 +120,8 @@ Tensor Stage::ValueOf(ValueId id, const StepPlan& plan) {
   const Place& place = layout_.place(id);
   PENSTOCK_CHECK(place.offset_bytes >= 0, "the stage holds the value");
   const int64_t rows = place.selected ? plan.selected() : plan.rows();
-  return Tensor::Strided(activations_, DType::kF32, rows, graph_.value(id).width, place.row_stride, place.offset_bytes);
+  return Tensor::Strided(activations_, DType::kF32, rows, graph_.value(id).width, place.row_stride,
+                         place.offset_bytes);
 }
 
 std::vector<Tensor> Stage::Views(std::span<const ValueId> ids, const StepPlan& plan) {
@@ -116,9 +134,13 @@ std::vector<Tensor> Stage::Views(std::span<const ValueId> ids, const StepPlan& p
   return views;
 }
 
-std::vector<Tensor> Stage::Incoming(const StepPlan& plan) { return Views(spec_.incoming, plan); }
+std::vector<Tensor> Stage::Incoming(const StepPlan& plan) {
+  return Views(spec_.incoming, plan);
+}
 
-std::vector<Tensor> Stage::Outgoing(const StepPlan& plan) { return Views(spec_.outgoing, plan); }
+std::vector<Tensor> Stage::Outgoing(const StepPlan& plan) {
+  return Views(spec_.outgoing, plan);
+}
 
 Result<> Stage::CheckFinite(int32_t op, const StepPlan& plan) {
   const ValueId id = checked_[static_cast<size_t>(op)];
@@ -130,24 +152,33 @@ Result<> Stage::CheckFinite(int32_t op, const StepPlan& plan) {
     return {};
   }
   const LayerId layer = graph_.value(id).producer;
-  return MakeError(ErrorCode::kCorruptData, "[runtime.stage] {} gave NaN or infinity (value {}, step {}, row {}): the weights are damaged or overflow",
-                   graph_.layers[static_cast<size_t>(layer.value())].name, graph_.value(id).name, plan.step, row);
+  return MakeError(ErrorCode::kCorruptData,
+                   "[runtime.stage] {} gave NaN or infinity (value {}, step {}, row {}): the "
+                   "weights are damaged or overflow",
+                   graph_.layers[static_cast<size_t>(layer.value())].name, graph_.value(id).name,
+                   plan.step, row);
 }
 
 Result<> Stage::Forward(const StepPlan& plan) {
   const int64_t selected = plan.selected();
   if (plan.rows() > spec_.limits.rows || selected > spec_.limits.selected) {
-    return MakeError(ErrorCode::kInternal, "[runtime.stage] step {} has {} rows ({} selected), the stage was made for {} ({})", plan.step,
-                     plan.rows(), selected, spec_.limits.rows, spec_.limits.selected);
+    return MakeError(
+        ErrorCode::kInternal,
+        "[runtime.stage] step {} has {} rows ({} selected), the stage was made for {} ({})",
+        plan.step, plan.rows(), selected, spec_.limits.rows, spec_.limits.selected);
   }
   const std::function<Tensor(ValueId)> value = [&](ValueId id) { return ValueOf(id, plan); };
-  StepInput input{device_, value, Tensor::Of(workspace_, DType::kU8, 1, workspace_.size()), {}, {}, {}};
+  StepInput input{device_, value, Tensor::Of(workspace_, DType::kU8, 1, workspace_.size()),
+                  {},      {},    {}};
   input.sequences.resize(pools_.windows.empty() ? 1 : pools_.windows.size());
   int64_t row = 0;
   for (const SequenceSlice& slice : plan.slices) {
     for (size_t pool = 0; pool < input.sequences.size(); ++pool) {
-      const std::span<const int32_t> blocks = pool < slice.blocks.size() ? std::span<const int32_t>(slice.blocks[pool]) : std::span<const int32_t>();
-      input.sequences[pool].push_back({row, slice.rows(), slice.first_position, blocks, slice.long_rope});
+      const std::span<const int32_t> blocks = pool < slice.blocks.size()
+                                                  ? std::span<const int32_t>(slice.blocks[pool])
+                                                  : std::span<const int32_t>();
+      input.sequences[pool].push_back(
+          {row, slice.rows(), slice.first_position, blocks, slice.long_rope});
     }
     input.tokens.insert(input.tokens.end(), slice.tokens.begin(), slice.tokens.end());
     for (int64_t i = slice.rows() - slice.selected(); i < slice.rows(); ++i) {

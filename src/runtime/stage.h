@@ -1,5 +1,5 @@
-// Stage: the layers of one stage on one device, ready to run. Knows no family, no neighbour and no transport: it computes the values that the graph
-// says from those that it is given.
+// Stage: the layers of one stage on one device, ready to run. Knows no family, no neighbour and no
+// transport: it computes the values that the graph says from those that it is given.
 
 #pragma once
 
@@ -34,12 +34,15 @@ struct StageSpec {
   RowLimits limits;
 };
 
-// Bytes that a stage will take, category by category, from headers alone: the plan's figures. Messages are not included (the channel's).
-Result<MemoryFigures> PlannedStageMemory(const model::Graph& graph, const StageSpec& spec, const WeightRule& rule, const StateSpec& state,
+// Bytes that a stage will take, category by category, from headers alone: the plan's figures.
+// Messages are not included (the channel's).
+Result<MemoryFigures> PlannedStageMemory(const model::Graph& graph, const StageSpec& spec,
+                                         const WeightRule& rule, const StateSpec& state,
                                          const kernels::Device& device);
 
 // Bytes of the attention states of layers [first, last).
-int64_t StateBytes(const model::Graph& graph, const StageRange& range, const StateSpec& state, const kernels::Device& device);
+int64_t StateBytes(const model::Graph& graph, const StageRange& range, const StateSpec& state,
+                   const kernels::Device& device);
 
 struct StepInput;
 
@@ -47,17 +50,21 @@ struct StepInput;
 class Stage {
  public:
   // Allocates and loads everything. Errors: those of StageWeights::Load and of the account.
-  static Result<std::unique_ptr<Stage>> Create(const model::Graph& graph, const StageSpec& spec, const WeightRule& rule, const StateSpec& state,
-                                               const weights::ModelFiles& files, kernels::Device& device, MemoryAccount& account,
+  static Result<std::unique_ptr<Stage>> Create(const model::Graph& graph, const StageSpec& spec,
+                                               const WeightRule& rule, const StateSpec& state,
+                                               const weights::ModelFiles& files,
+                                               kernels::Device& device, MemoryAccount& account,
                                                const StageWeights::Progress& progress);
   ~Stage();
 
-  // Views of the incoming and outgoing values for this plan's rows, in the order of the spec. Incoming ones are filled by the caller before
-  // Forward; outgoing ones are valid after it until the next Forward. Token ids are not among them: every plan carries them.
+  // Views of the incoming and outgoing values for this plan's rows, in the order of the spec.
+  // Incoming ones are filled by the caller before Forward; outgoing ones are valid after it until
+  // the next Forward. Token ids are not among them: every plan carries them.
   std::vector<Tensor> Incoming(const StepPlan& plan);
   std::vector<Tensor> Outgoing(const StepPlan& plan);
 
-  // Runs the stage's layers. Errors: kInternal (shape of the plan beyond the limits), kCorruptData (NaN or infinity, naming the layer).
+  // Runs the stage's layers. Errors: kInternal (shape of the plan beyond the limits), kCorruptData
+  // (NaN or infinity, naming the layer).
   Result<> Forward(const StepPlan& plan);
 
   // The value `id` of this stage for the plan's rows, for the head's logits.
@@ -80,10 +87,12 @@ class Stage {
   StageWeights weights_;
   Buffer activations_;
   Buffer workspace_;
-  std::vector<std::unique_ptr<kernels::KvCache>> caches_;  // per state of the graph; null: of another stage
+  std::vector<std::unique_ptr<kernels::KvCache>>
+      caches_;  // per state of the graph; null: of another stage
   std::vector<std::function<void(const StepInput&)>> ops_;
   std::vector<bool> after_selection_;  // per operation: works on the rows that get logits only
-  std::vector<ValueId> checked_;  // per operation: the layer's result to look at after it, or invalid
+  std::vector<ValueId>
+      checked_;  // per operation: the layer's result to look at after it, or invalid
 };
 
 }  // namespace penstock::runtime

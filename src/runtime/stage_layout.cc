@@ -15,13 +15,19 @@ struct Storage {
   int64_t offset = -1;
 };
 
-int64_t Align(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t Align(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 // Assigns storage to the values of one stage and packs it.
 class Packer {
  public:
   Packer(const model::Graph& graph, const RowLimits& limits)
-      : graph_(graph), limits_(limits), selected_(SelectedValues(graph)), storage_of_(graph.values.size(), -1), column_of_(graph.values.size(), 0),
+      : graph_(graph),
+        limits_(limits),
+        selected_(SelectedValues(graph)),
+        storage_of_(graph.values.size(), -1),
+        column_of_(graph.values.size(), 0),
         width_of_(graph.values.size(), 0) {}
 
   // One storage for several values side by side.
@@ -62,14 +68,16 @@ class Packer {
     for (Storage& storage : storages_) {
       int64_t offset = 0;
       for (const Storage* other : placed) {  // ascending offset
-        const bool together = other->first_op <= storage.last_op && storage.first_op <= other->last_op;
+        const bool together =
+            other->first_op <= storage.last_op && storage.first_op <= other->last_op;
         if (together && offset + storage.bytes > other->offset) {
           offset = std::max(offset, other->offset + other->bytes);
         }
       }
       storage.offset = offset;
-      placed.insert(std::upper_bound(placed.begin(), placed.end(), &storage,
-                                     [](const Storage* a, const Storage* b) { return a->offset < b->offset; }),
+      placed.insert(std::upper_bound(
+                        placed.begin(), placed.end(), &storage,
+                        [](const Storage* a, const Storage* b) { return a->offset < b->offset; }),
                     &storage);
       total = std::max(total, offset + storage.bytes);
     }
@@ -80,7 +88,8 @@ class Packer {
     std::vector<Place> places(graph_.values.size());
     for (size_t i = 0; i < places.size(); ++i) {
       if (storage_of_[i] >= 0) {
-        places[i] = {storages_[static_cast<size_t>(storage_of_[i])].offset + column_of_[i] * 4, width_of_[i], selected_[i]};
+        places[i] = {storages_[static_cast<size_t>(storage_of_[i])].offset + column_of_[i] * 4,
+                     width_of_[i], selected_[i]};
       }
     }
     return places;
@@ -104,8 +113,8 @@ class Packer {
   std::vector<int64_t> width_of_;
 };
 
-int64_t LinearWorkspace(const model::Graph& graph, const model::LinearOp& op, int64_t rows, const WeightRule& rule,
-                        const kernels::Device& device) {
+int64_t LinearWorkspace(const model::Graph& graph, const model::LinearOp& op, int64_t rows,
+                        const WeightRule& rule, const kernels::Device& device) {
   int64_t most = 0;
   size_t begin = 0;
   for (const size_t end : PackGroups(op, rule)) {
@@ -114,24 +123,28 @@ int64_t LinearWorkspace(const model::Graph& graph, const model::LinearOp& op, in
       outputs += graph.tensor(op.weights[i]).shape[0];
     }
     const int64_t inputs = graph.tensor(op.weights[begin]).shape[1];
-    most = std::max(most, device.LinearWorkspaceBytes(outputs, inputs, rule.held(op.weights[begin]).type, rows));
+    most = std::max(most, device.LinearWorkspaceBytes(outputs, inputs,
+                                                      rule.held(op.weights[begin]).type, rows));
     begin = end;
   }
   return most;
 }
 
-int64_t OpWorkspace(const model::Graph& graph, const model::Op& op, int64_t rows, const WeightRule& rule, const kernels::Device& device) {
+int64_t OpWorkspace(const model::Graph& graph, const model::Op& op, int64_t rows,
+                    const WeightRule& rule, const kernels::Device& device) {
   if (const auto* linear = std::get_if<model::LinearOp>(&op.params)) {
     return LinearWorkspace(graph, *linear, rows, rule, device);
   }
   if (const auto* attention = std::get_if<model::AttentionOp>(&op.params)) {
-    return device.AttentionWorkspaceBytes({attention->heads, attention->kv_heads, attention->head_dim, attention->value_dim, attention->scale,
-                                           attention->soft_cap, attention->window},
-                                          rows);
+    return device.AttentionWorkspaceBytes(
+        {attention->heads, attention->kv_heads, attention->head_dim, attention->value_dim,
+         attention->scale, attention->soft_cap, attention->window},
+        rows);
   }
   if (const auto* moe = std::get_if<model::MoeOp>(&op.params)) {
     const auto& up = graph.tensor(moe->up[0]).shape;
-    return device.MoeWorkspaceBytes(static_cast<int64_t>(moe->up.size()), moe->chosen, up[1], up[0], rule.held(moe->up[0]).type, rows);
+    return device.MoeWorkspaceBytes(static_cast<int64_t>(moe->up.size()), moe->chosen, up[1], up[0],
+                                    rule.held(moe->up[0]).type, rows);
   }
   return 0;
 }
@@ -152,25 +165,30 @@ std::vector<bool> SelectedValues(const model::Graph& graph) {
   return selected;
 }
 
-int64_t BoundaryBytes(const model::Graph& graph, std::span<const ValueId> values, const RowLimits& limits) {
+int64_t BoundaryBytes(const model::Graph& graph, std::span<const ValueId> values,
+                      const RowLimits& limits) {
   const std::vector<bool> selected = SelectedValues(graph);
   int64_t bytes = 0;
   for (const ValueId id : values) {
     if (graph.value(id).type == model::ValueType::kActivation) {
-      bytes += graph.value(id).width * 4 * (selected[static_cast<size_t>(id.value())] ? limits.selected : limits.rows);
+      bytes += graph.value(id).width * 4 *
+               (selected[static_cast<size_t>(id.value())] ? limits.selected : limits.rows);
     }
   }
   return bytes;
 }
 
-Result<StageLayout> StageLayout::Create(const model::Graph& graph, const StageRange& range, std::span<const ValueId> incoming,
-                                        std::span<const ValueId> outgoing, const RowLimits& limits, const WeightRule& rule,
-                                        const kernels::Device& device) {
+Result<StageLayout> StageLayout::Create(const model::Graph& graph, const StageRange& range,
+                                        std::span<const ValueId> incoming,
+                                        std::span<const ValueId> outgoing, const RowLimits& limits,
+                                        const WeightRule& rule, const kernels::Device& device) {
   StageLayout layout;
   layout.limits_ = limits;
   Packer packer(graph, limits);
-  const int32_t first_op = range.empty() ? 0 : graph.layers[static_cast<size_t>(range.first_layer)].first_op;
-  const int32_t last_op = range.empty() ? 0 : graph.layers[static_cast<size_t>(range.last_layer) - 1].last_op;
+  const int32_t first_op =
+      range.empty() ? 0 : graph.layers[static_cast<size_t>(range.first_layer)].first_op;
+  const int32_t last_op =
+      range.empty() ? 0 : graph.layers[static_cast<size_t>(range.last_layer) - 1].last_op;
   for (const ValueId id : incoming) {
     if (graph.value(id).type == model::ValueType::kActivation) {
       packer.Define(std::span(&id, 1), first_op - 1);
@@ -179,8 +197,10 @@ Result<StageLayout> StageLayout::Create(const model::Graph& graph, const StageRa
   for (int32_t i = first_op; i < last_op; ++i) {
     const model::Op& op = graph.ops[static_cast<size_t>(i)];
     if (std::holds_alternative<model::CountedOp>(op.params)) {
-      return MakeError(ErrorCode::kUnsupported, "[runtime.layout] {} has work that can be planned but not run yet: {}",
-                       graph.layers[static_cast<size_t>(op.layer.value())].name, std::get<model::CountedOp>(op.params).kind);
+      return MakeError(ErrorCode::kUnsupported,
+                       "[runtime.layout] {} has work that can be planned but not run yet: {}",
+                       graph.layers[static_cast<size_t>(op.layer.value())].name,
+                       std::get<model::CountedOp>(op.params).kind);
     }
     for (const ValueId id : op.inputs) {
       packer.Use(id, i);
@@ -190,12 +210,14 @@ Result<StageLayout> StageLayout::Create(const model::Graph& graph, const StageRa
     } else {
       packer.Define(op.outputs, i);
     }
-    layout.workspace_bytes_ = std::max(layout.workspace_bytes_, OpWorkspace(graph, op, limits.rows, rule, device));
+    layout.workspace_bytes_ =
+        std::max(layout.workspace_bytes_, OpWorkspace(graph, op, limits.rows, rule, device));
   }
   for (const ValueId id : outgoing) {
     packer.Use(id, last_op);
   }
-  // A view that is used late keeps its storage: Use was called on the view's own id above, which shares it.
+  // A view that is used late keeps its storage: Use was called on the view's own id above, which
+  // shares it.
   layout.activations_bytes_ = packer.Pack();
   layout.places_ = packer.Places();
   return layout;

@@ -1,5 +1,6 @@
-// Where a stage's values live: a static layout of its activations, worked out from the graph before anything is loaded. The executor uses the same
-// object that the plan's memory figures come from, so they can't differ.
+// Where a stage's values live: a static layout of its activations, worked out from the graph before
+// anything is loaded. The executor uses the same object that the plan's memory figures come from,
+// so they can't differ.
 
 #pragma once
 
@@ -37,15 +38,20 @@ struct Place {
 
 class StageLayout {
  public:
-  // `incoming` and `outgoing`: values that the stage receives and sends on (of the boundaries before and after it).
-  // Errors: kUnsupported (an operation that the runtime does not run, naming layer and kind).
-  static Result<StageLayout> Create(const model::Graph& graph, const StageRange& range, std::span<const ValueId> incoming,
-                                    std::span<const ValueId> outgoing, const RowLimits& limits, const WeightRule& rule,
-                                    const kernels::Device& device);
+  // `incoming` and `outgoing`: values that the stage receives and sends on (of the boundaries
+  // before and after it). Errors: kUnsupported (an operation that the runtime does not run, naming
+  // layer and kind).
+  static Result<StageLayout> Create(const model::Graph& graph, const StageRange& range,
+                                    std::span<const ValueId> incoming,
+                                    std::span<const ValueId> outgoing, const RowLimits& limits,
+                                    const WeightRule& rule, const kernels::Device& device);
 
   const Place& place(ValueId id) const { return places_[static_cast<size_t>(id.value())]; }
+
   int64_t activations_bytes() const { return activations_bytes_; }
+
   int64_t workspace_bytes() const { return workspace_bytes_; }
+
   const RowLimits& limits() const { return limits_; }
 
  private:
@@ -59,6 +65,7 @@ class StageLayout {
 std::vector<bool> SelectedValues(const model::Graph& graph);
 
 // Bytes of one boundary's message for full micro-batches.
-int64_t BoundaryBytes(const model::Graph& graph, std::span<const ValueId> values, const RowLimits& limits);
+int64_t BoundaryBytes(const model::Graph& graph, std::span<const ValueId> values,
+                      const RowLimits& limits);
 
 }  // namespace penstock::runtime

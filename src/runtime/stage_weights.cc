@@ -19,7 +19,8 @@ Key KeyOf(std::span<const TensorId> ids) {
   return key;
 }
 
-// Biases stand beside matrices under keys that can't be those of a tensor: the list with a marker in front.
+// Biases stand beside matrices under keys that can't be those of a tensor: the list with a marker
+// in front.
 Key BiasKey(std::span<const TensorId> ids) {
   Key key = KeyOf(ids);
   key.insert(key.begin(), -2);
@@ -32,6 +33,7 @@ struct Needs {
     std::vector<TensorId> biases;
     std::vector<TensorId> weights;  // give the width where a bias is absent
   };
+
   std::vector<std::vector<TensorId>> matrices;
   std::vector<TensorId> vectors;
   std::vector<Bias> biases;
@@ -43,7 +45,8 @@ class NeedsCollector {
 
   Needs Collect(int32_t first_op, int32_t last_op) {
     for (int32_t i = first_op; i < last_op; ++i) {
-      std::visit([this](const auto& params) { Add(params); }, graph_.ops[static_cast<size_t>(i)].params);
+      std::visit([this](const auto& params) { Add(params); },
+                 graph_.ops[static_cast<size_t>(i)].params);
     }
     return std::move(needs_);
   }
@@ -68,10 +71,12 @@ class NeedsCollector {
   void Add(const model::LinearOp& op) {
     size_t begin = 0;
     for (const size_t end : PackGroups(op, rule_)) {
-      const std::vector<TensorId> parts(op.weights.begin() + static_cast<int64_t>(begin), op.weights.begin() + static_cast<int64_t>(end));
+      const std::vector<TensorId> parts(op.weights.begin() + static_cast<int64_t>(begin),
+                                        op.weights.begin() + static_cast<int64_t>(end));
       Matrix(parts);
       if (!op.biases.empty()) {
-        const std::vector<TensorId> biases(op.biases.begin() + static_cast<int64_t>(begin), op.biases.begin() + static_cast<int64_t>(end));
+        const std::vector<TensorId> biases(op.biases.begin() + static_cast<int64_t>(begin),
+                                           op.biases.begin() + static_cast<int64_t>(end));
         if (seen_.insert(BiasKey(biases)).second) {
           needs_.biases.push_back({biases, parts});
         }
@@ -116,7 +121,8 @@ int64_t BiasWidth(const model::Graph& graph, const Needs::Bias& bias) {
 
 using SourcePtr = std::unique_ptr<MatrixSource>;
 
-Result<SourcePtr> OpenSource(const model::Graph& graph, TensorId id, const HeldMatrix& held, const weights::ModelFiles& files) {
+Result<SourcePtr> OpenSource(const model::Graph& graph, TensorId id, const HeldMatrix& held,
+                             const weights::ModelFiles& files) {
   const model::WeightTensor& tensor = graph.tensor(id);
   PENSTOCK_TRY_ASSIGN(SourcePtr source, files.Source(tensor.name, tensor.shape));
   if (held.type == kernels::WeightType::kInt4 && source->type() != held.source) {
@@ -125,8 +131,9 @@ Result<SourcePtr> OpenSource(const model::Graph& graph, TensorId id, const HeldM
   return source;
 }
 
-Result<std::unique_ptr<kernels::Matrix>> LoadMatrix(const model::Graph& graph, const std::vector<TensorId>& parts, const WeightRule& rule,
-                                                    const weights::ModelFiles& files, kernels::Device& device, MemoryAccount& account) {
+Result<std::unique_ptr<kernels::Matrix>> LoadMatrix(
+    const model::Graph& graph, const std::vector<TensorId>& parts, const WeightRule& rule,
+    const weights::ModelFiles& files, kernels::Device& device, MemoryAccount& account) {
   std::vector<SourcePtr> sources;
   std::vector<const MatrixSource*> pointers;
   for (const TensorId id : parts) {
@@ -137,7 +144,8 @@ Result<std::unique_ptr<kernels::Matrix>> LoadMatrix(const model::Graph& graph, c
   return device.LoadMatrix(pointers, rule.held(parts[0]).type, account);
 }
 
-Result<> ReadVector(const model::Graph& graph, TensorId id, const weights::ModelFiles& files, std::span<float> out) {
+Result<> ReadVector(const model::Graph& graph, TensorId id, const weights::ModelFiles& files,
+                    std::span<float> out) {
   const model::WeightTensor& tensor = graph.tensor(id);
   PENSTOCK_TRY_ASSIGN(const SourcePtr source, files.Source(tensor.name, tensor.shape));
   PENSTOCK_TRY(source->ReadRows(0, source->rows(), out));
@@ -147,9 +155,10 @@ Result<> ReadVector(const model::Graph& graph, TensorId id, const weights::Model
 
 }  // namespace
 
-Result<StageWeights> StageWeights::Load(const model::Graph& graph, int32_t first_op, int32_t last_op, const WeightRule& rule,
-                                        const weights::ModelFiles& files, kernels::Device& device, MemoryAccount& account,
-                                        const Progress& progress) {
+Result<StageWeights> StageWeights::Load(const model::Graph& graph, int32_t first_op,
+                                        int32_t last_op, const WeightRule& rule,
+                                        const weights::ModelFiles& files, kernels::Device& device,
+                                        MemoryAccount& account, const Progress& progress) {
   StageWeights weights;
   const Needs needs = NeedsCollector(graph, rule).Collect(first_op, last_op);
   int64_t loaded = 0;
@@ -163,7 +172,8 @@ Result<StageWeights> StageWeights::Load(const model::Graph& graph, int32_t first
   }
   for (const TensorId id : needs.vectors) {
     const model::WeightTensor& tensor = graph.tensor(id);
-    PENSTOCK_TRY_ASSIGN(Buffer buffer, Buffer::Allocate(account, MemoryCategory::kWeights, Elements(tensor) * 4));
+    PENSTOCK_TRY_ASSIGN(Buffer buffer,
+                        Buffer::Allocate(account, MemoryCategory::kWeights, Elements(tensor) * 4));
     auto owner = std::make_unique<Buffer>(std::move(buffer));
     const int64_t columns = tensor.shape.back();
     const Tensor view = Tensor::Of(*owner, DType::kF32, Elements(tensor) / columns, columns);
@@ -172,7 +182,8 @@ Result<StageWeights> StageWeights::Load(const model::Graph& graph, int32_t first
   }
   for (const Needs::Bias& bias : needs.biases) {
     const int64_t width = BiasWidth(graph, bias);
-    PENSTOCK_TRY_ASSIGN(Buffer buffer, Buffer::Allocate(account, MemoryCategory::kWeights, width * 4));
+    PENSTOCK_TRY_ASSIGN(Buffer buffer,
+                        Buffer::Allocate(account, MemoryCategory::kWeights, width * 4));
     auto owner = std::make_unique<Buffer>(std::move(buffer));
     const Tensor view = Tensor::Of(*owner, DType::kF32, 1, width);
     int64_t column = 0;
@@ -191,8 +202,8 @@ Result<StageWeights> StageWeights::Load(const model::Graph& graph, int32_t first
   return weights;
 }
 
-int64_t StageWeights::PlannedBytes(const model::Graph& graph, int32_t first_op, int32_t last_op, const WeightRule& rule,
-                                   const kernels::Device& device) {
+int64_t StageWeights::PlannedBytes(const model::Graph& graph, int32_t first_op, int32_t last_op,
+                                   const WeightRule& rule, const kernels::Device& device) {
   const Needs needs = NeedsCollector(graph, rule).Collect(first_op, last_op);
   int64_t bytes = 0;
   for (const std::vector<TensorId>& parts : needs.matrices) {

@@ -21,7 +21,8 @@ int64_t BlocksPerSequence(int64_t window, int64_t tokens, int64_t step_rows) {
   if (window == 0) {
     return all;
   }
-  // The oldest row of a step still sees `window` - 1 positions before it; both ends may fall inside a block.
+  // The oldest row of a step still sees `window` - 1 positions before it; both ends may fall inside
+  // a block.
   return std::min(all, (window + step_rows + kBlockTokens - 2) / kBlockTokens + 1);
 }
 

@@ -1,4 +1,5 @@
-// KV pools: attention layers that look equally far back share one set of pages. Block ids count per pool, over all stages.
+// KV pools: attention layers that look equally far back share one set of pages. Block ids count per
+// pool, over all stages.
 
 #pragma once
 
@@ -12,13 +13,14 @@ namespace penstock::runtime {
 inline constexpr int64_t kBlockTokens = 32;
 
 struct StatePools {
-  std::vector<int64_t> windows;      // per pool; 0: all positions
-  std::vector<int32_t> pool_of;      // per state of the graph
+  std::vector<int64_t> windows;  // per pool; 0: all positions
+  std::vector<int32_t> pool_of;  // per state of the graph
 };
 
 StatePools PoolsOf(const model::Graph& graph);
 
-// Blocks that one sequence of up to `tokens` positions needs at once in a pool, when at most `step_rows` rows are added per step.
+// Blocks that one sequence of up to `tokens` positions needs at once in a pool, when at most
+// `step_rows` rows are added per step.
 int64_t BlocksPerSequence(int64_t window, int64_t tokens, int64_t step_rows);
 
 }  // namespace penstock::runtime

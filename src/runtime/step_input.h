@@ -15,10 +15,10 @@ namespace penstock::runtime {
 
 struct StepInput {
   kernels::Device& device;
-  const std::function<Tensor(ValueId)>& value;  // view for this micro-batch's rows
-  Tensor workspace;                             // u8 [1, bytes]
-  std::vector<int32_t> tokens;                  // per row
-  std::vector<int32_t> selected;                // row numbers that get logits
+  const std::function<Tensor(ValueId)>& value;                // view for this micro-batch's rows
+  Tensor workspace;                                           // u8 [1, bytes]
+  std::vector<int32_t> tokens;                                // per row
+  std::vector<int32_t> selected;                              // row numbers that get logits
   std::vector<std::vector<kernels::SequenceRows>> sequences;  // per pool
 };
 

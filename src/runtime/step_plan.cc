@@ -11,12 +11,13 @@ bool GetSlice(ByteReader& reader, const PlanLimits& limits, SequenceSlice& slice
   uint8_t long_rope = 0;
   uint8_t select = 0;
   uint32_t pools = 0;
-  if (!reader.Get(slice.sequence) || !reader.Get(long_rope) || !reader.Get(select) || !reader.Get(slice.first_position) ||
+  if (!reader.Get(slice.sequence) || !reader.Get(long_rope) || !reader.Get(select) ||
+      !reader.Get(slice.first_position) ||
       !reader.GetAll(slice.tokens, static_cast<uint64_t>(limits.max_rows)) || !reader.Get(pools)) {
     return false;
   }
-  if (select > static_cast<uint8_t>(Select::kAll) || pools != static_cast<uint32_t>(limits.pools) || slice.tokens.empty() ||
-      slice.first_position < 0 || slice.first_position > kMaxPosition) {
+  if (select > static_cast<uint8_t>(Select::kAll) || pools != static_cast<uint32_t>(limits.pools) ||
+      slice.tokens.empty() || slice.first_position < 0 || slice.first_position > kMaxPosition) {
     return false;
   }
   slice.long_rope = long_rope != 0;
@@ -33,7 +34,8 @@ bool GetSlice(ByteReader& reader, const PlanLimits& limits, SequenceSlice& slice
 bool GetPlan(ByteReader& reader, const PlanLimits& limits, StepPlan& plan) {
   uint8_t kind = 0;
   uint32_t slices = 0;
-  if (!reader.Get(kind) || !reader.Get(plan.step) || !reader.Get(plan.micro_batch) || !reader.Get(slices)) {
+  if (!reader.Get(kind) || !reader.Get(plan.step) || !reader.Get(plan.micro_batch) ||
+      !reader.Get(slices)) {
     return false;
   }
   if (kind > static_cast<uint8_t>(PlanKind::kStop) || plan.step < 0 || plan.micro_batch < 0 ||
@@ -46,7 +48,8 @@ bool GetPlan(ByteReader& reader, const PlanLimits& limits, StepPlan& plan) {
       return false;
     }
   }
-  return reader.GetAll(plan.note, static_cast<uint64_t>(limits.max_note_bytes)) && reader.done() && plan.rows() <= limits.max_rows;
+  return reader.GetAll(plan.note, static_cast<uint64_t>(limits.max_note_bytes)) && reader.done() &&
+         plan.rows() <= limits.max_rows;
 }
 
 }  // namespace
@@ -71,7 +74,8 @@ int64_t MaxPlanBytes(const PlanLimits& limits) {
   constexpr int64_t kPlanFixed = 64;
   constexpr int64_t kSliceFixed = 64;
   return kPlanFixed + limits.max_note_bytes + limits.max_rows * 4 +
-         int64_t{limits.max_sequences} * (kSliceFixed + limits.pools * (4 + limits.max_blocks_per_table * 4));
+         int64_t{limits.max_sequences} *
+             (kSliceFixed + limits.pools * (4 + limits.max_blocks_per_table * 4));
 }
 
 std::vector<std::byte> EncodePlan(const StepPlan& plan) {
@@ -99,7 +103,10 @@ Result<StepPlan> DecodePlan(std::span<const std::byte> bytes, const PlanLimits& 
   StepPlan plan;
   ByteReader reader(bytes);
   if (!GetPlan(reader, limits, plan)) {
-    return MakeError(ErrorCode::kCorruptData, "[runtime.plan] a step plan of {} bytes that contradicts itself or the run's limits", bytes.size());
+    return MakeError(
+        ErrorCode::kCorruptData,
+        "[runtime.plan] a step plan of {} bytes that contradicts itself or the run's limits",
+        bytes.size());
   }
   return plan;
 }

@@ -12,7 +12,9 @@ using kernels::WeightType;
 constexpr std::array<std::string_view, 5> kChoices = {"auto", "f32", "bf16", "int8", "int4"};
 constexpr int64_t kInt4Block = 32;
 
-bool FourBit(DType type) { return type == DType::kQ4_0 || type == DType::kQ4_1; }
+bool FourBit(DType type) {
+  return type == DType::kQ4_0 || type == DType::kQ4_1;
+}
 
 WeightType TypeFor(WeightChoice choice, DType source, int64_t columns) {
   switch (choice) {
@@ -52,10 +54,13 @@ Result<WeightChoice> ParseWeightChoice(std::string_view text) {
       return static_cast<WeightChoice>(i);
     }
   }
-  return MakeError(ErrorCode::kInvalidArgument, "[runtime.weights] --weights: got '{}', wanted auto, f32, bf16, int8 or int4", text);
+  return MakeError(ErrorCode::kInvalidArgument,
+                   "[runtime.weights] --weights: got '{}', wanted auto, f32, bf16, int8 or int4",
+                   text);
 }
 
-Result<WeightRule> WeightRule::Create(const model::Graph& graph, const weights::ModelFiles& files, WeightChoice choice) {
+Result<WeightRule> WeightRule::Create(const model::Graph& graph, const weights::ModelFiles& files,
+                                      WeightChoice choice) {
   WeightRule rule;
   const std::set<int32_t> routers = Routers(graph);
   for (size_t i = 0; i < graph.tensors.size(); ++i) {

@@ -22,7 +22,9 @@ void GiveBack(std::vector<int32_t>& free, int32_t block) {
 
 }  // namespace
 
-BlockManager::BlockManager(const runtime::StatePools& pools, std::vector<int64_t> blocks, int64_t step_rows) : step_rows_(step_rows) {
+BlockManager::BlockManager(const runtime::StatePools& pools, std::vector<int64_t> blocks,
+                           int64_t step_rows)
+    : step_rows_(step_rows) {
   PENSTOCK_CHECK(pools.windows.size() == blocks.size(), "one count per pool");
   for (size_t i = 0; i < blocks.size(); ++i) {
     Pool& pool = pools_.emplace_back();
@@ -44,14 +46,17 @@ Result<> BlockManager::Reserve(int32_t sequence, int64_t tokens) {
   for (const Pool& pool : pools_) {
     need.push_back(runtime::BlocksPerSequence(pool.window, tokens, step_rows_));
     if (need.back() > pool.unreserved) {
-      return MakeError(ErrorCode::kOutOfMemory, "[serve.blocks] sequence {} of {} tokens needs {} KV blocks of {} tokens, {} are free", sequence,
-                       tokens, need.back(), kBlockTokens, pool.unreserved);
+      return MakeError(
+          ErrorCode::kOutOfMemory,
+          "[serve.blocks] sequence {} of {} tokens needs {} KV blocks of {} tokens, {} are free",
+          sequence, tokens, need.back(), kBlockTokens, pool.unreserved);
     }
   }
   for (size_t i = 0; i < pools_.size(); ++i) {
     pools_[i].unreserved -= need[i];
   }
-  held = {true, need, std::vector<std::vector<int32_t>>(pools_.size()), std::vector<int64_t>(pools_.size(), 0)};
+  held = {true, need, std::vector<std::vector<int32_t>>(pools_.size()),
+          std::vector<int64_t>(pools_.size(), 0)};
   return {};
 }
 
@@ -77,8 +82,11 @@ void BlockManager::Extend(int32_t sequence, int64_t first, int64_t rows) {
   for (size_t i = 0; i < pools_.size(); ++i) {
     Pool& pool = pools_[i];
     std::vector<int32_t>& table = held.tables[i];
-    const int64_t oldest_seen = pool.window == 0 ? 0 : std::max<int64_t>(0, first - pool.window + 1);
-    for (; held.dropped[i] < oldest_seen / kBlockTokens && held.dropped[i] < static_cast<int64_t>(table.size()); ++held.dropped[i]) {
+    const int64_t oldest_seen =
+        pool.window == 0 ? 0 : std::max<int64_t>(0, first - pool.window + 1);
+    for (; held.dropped[i] < oldest_seen / kBlockTokens &&
+           held.dropped[i] < static_cast<int64_t>(table.size());
+         ++held.dropped[i]) {
       int32_t& block = table[static_cast<size_t>(held.dropped[i])];
       GiveBack(pool.free, block);
       block = -1;
@@ -90,6 +98,8 @@ void BlockManager::Extend(int32_t sequence, int64_t first, int64_t rows) {
   }
 }
 
-const std::vector<std::vector<int32_t>>& BlockManager::tables(int32_t sequence) const { return sequences_[static_cast<size_t>(sequence)].tables; }
+const std::vector<std::vector<int32_t>>& BlockManager::tables(int32_t sequence) const {
+  return sequences_[static_cast<size_t>(sequence)].tables;
+}
 
 }  // namespace penstock::serve

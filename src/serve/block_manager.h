@@ -1,4 +1,5 @@
-// KV blocks: which pages a sequence has, in each pool. Decided once, by the decider; stages only read the tables.
+// KV blocks: which pages a sequence has, in each pool. Decided once, by the decider; stages only
+// read the tables.
 
 #pragma once
 
@@ -23,8 +24,9 @@ class BlockManager {
   // Gives everything of the sequence back.
   void Release(int32_t sequence);
 
-  // Makes sure that positions [first, first + rows) have pages and gives back those that fell out of every window.
-  // REQUIRES: reserved, within the reservation, positions ascending from call to call.
+  // Makes sure that positions [first, first + rows) have pages and gives back those that fell out
+  // of every window. REQUIRES: reserved, within the reservation, positions ascending from call to
+  // call.
   void Extend(int32_t sequence, int64_t first, int64_t rows);
 
   // Block tables per pool; -1: fell out of the window.
@@ -38,6 +40,7 @@ class BlockManager {
     int64_t unreserved = 0;
     std::vector<int32_t> free;  // a heap, lowest first
   };
+
   struct Held {
     bool used = false;
     std::vector<int64_t> reserved;             // per pool

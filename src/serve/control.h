@@ -1,4 +1,5 @@
-// Control messages between rank 0 and the others, beside the schedule's: what to set up, that a rank is ready, what it measured.
+// Control messages between rank 0 and the others, beside the schedule's: what to set up, that a
+// rank is ready, what it measured.
 
 #pragma once
 

@@ -9,30 +9,36 @@ using runtime::Select;
 using runtime::SequenceSlice;
 using runtime::StepPlan;
 
-Decider::Decider(const DeciderConfig& config, BlockManager blocks) : config_(config), blocks_(std::move(blocks)) {
-  PENSTOCK_CHECK(config.groups >= 1 && config.max_rows >= 1 && config.prefill_chunk >= 1, "a decider has groups and rows");
+Decider::Decider(const DeciderConfig& config, BlockManager blocks)
+    : config_(config), blocks_(std::move(blocks)) {
+  PENSTOCK_CHECK(config.groups >= 1 && config.max_rows >= 1 && config.prefill_chunk >= 1,
+                 "a decider has groups and rows");
 }
 
 Result<int32_t> Decider::Admit(std::span<const int32_t> prompt, int64_t max_new) {
   return AdmitWithRoom(prompt, max_new, static_cast<int64_t>(prompt.size()) + max_new);
 }
 
-Result<int32_t> Decider::AdmitWithRoom(std::span<const int32_t> prompt, int64_t max_new, int64_t tokens) {
+Result<int32_t> Decider::AdmitWithRoom(std::span<const int32_t> prompt, int64_t max_new,
+                                       int64_t tokens) {
   const auto length = static_cast<int64_t>(prompt.size());
   if (length == 0) {
-    return MakeError(ErrorCode::kInvalidArgument, "[serve.decider] the prompt has no tokens, wanted at least one");
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[serve.decider] the prompt has no tokens, wanted at least one");
   }
   if (length + max_new > config_.context) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     "[serve.decider] a prompt of {} tokens and {} new ones need {} positions, but the context has {}", length, max_new,
-                     length + max_new, config_.context);
+                     "[serve.decider] a prompt of {} tokens and {} new ones need {} positions, but "
+                     "the context has {}",
+                     length, max_new, length + max_new, config_.context);
   }
   const auto sequence = static_cast<int32_t>(sequences_.size());
   PENSTOCK_TRY(blocks_.Reserve(sequence, std::max(tokens, length + max_new)));
   Sequence& added = sequences_.emplace_back();
   added.tokens.assign(prompt.begin(), prompt.end());
   added.max_new = max_new;
-  added.long_rope = config_.long_rope_from > 0 && std::max(tokens, length + max_new) > config_.long_rope_from;
+  added.long_rope =
+      config_.long_rope_from > 0 && std::max(tokens, length + max_new) > config_.long_rope_from;
   active_.insert(sequence);
   return sequence;
 }
@@ -42,7 +48,9 @@ Result<> Decider::Continue(int32_t sequence, std::span<const int32_t> tokens, in
   PENSTOCK_CHECK(s.phase == Phase::kFinished, "only a finished sequence goes on");
   const int64_t length = static_cast<int64_t>(s.tokens.size() + tokens.size());
   if (length + max_new > config_.context) {
-    return MakeError(ErrorCode::kInvalidArgument, "[serve.decider] the conversation has {} tokens and {} new ones need {} positions, but the context has {}",
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[serve.decider] the conversation has {} tokens and {} new ones need {} "
+                     "positions, but the context has {}",
                      length, max_new, length + max_new, config_.context);
   }
   s.tokens.insert(s.tokens.end(), tokens.begin(), tokens.end());
@@ -110,7 +118,8 @@ void Decider::AddPrefillRows(StepPlan& plan) {
       return;
     }
     const int64_t prefix = s.computed;
-    const int64_t rows = std::min({room, ChunkRows(prefix, budget), static_cast<int64_t>(s.tokens.size()) - prefix});
+    const int64_t rows =
+        std::min({room, ChunkRows(prefix, budget), static_cast<int64_t>(s.tokens.size()) - prefix});
     budget -= Cost(prefix, rows);
     AddRows(plan, sequence, rows);
   }
@@ -118,7 +127,8 @@ void Decider::AddPrefillRows(StepPlan& plan) {
 
 std::variant<StepPlan, NeedResult, AllDone> Decider::Next() {
   if (active_.empty()) {
-    return outstanding_.empty() ? std::variant<StepPlan, NeedResult, AllDone>(AllDone{}) : NeedResult{*outstanding_.begin()};
+    return outstanding_.empty() ? std::variant<StepPlan, NeedResult, AllDone>(AllDone{})
+                                : NeedResult{*outstanding_.begin()};
   }
   if (!outstanding_.empty() && *outstanding_.begin() <= next_step_ - config_.groups) {
     return NeedResult{*outstanding_.begin()};
@@ -131,7 +141,8 @@ std::variant<StepPlan, NeedResult, AllDone> Decider::Next() {
     next_group_ = (next_group_ + 1) % config_.groups;
   }
   if (plan.slices.empty()) {
-    PENSTOCK_CHECK(!outstanding_.empty(), "an active sequence has rows to compute or a result to come");
+    PENSTOCK_CHECK(!outstanding_.empty(),
+                   "an active sequence has rows to compute or a result to come");
     return NeedResult{*outstanding_.begin()};
   }
   plan.step = next_step_++;
@@ -141,7 +152,9 @@ std::variant<StepPlan, NeedResult, AllDone> Decider::Next() {
   return plan;
 }
 
-void Decider::OnResult(int64_t step) { outstanding_.erase(step); }
+void Decider::OnResult(int64_t step) {
+  outstanding_.erase(step);
+}
 
 void Decider::OnToken(int32_t sequence, int32_t token, bool stop) {
   Sequence& s = At(sequence);
@@ -165,6 +178,8 @@ void Decider::Finish(int32_t sequence) {
   active_.erase(sequence);
 }
 
-void Decider::Release(int32_t sequence) { blocks_.Release(sequence); }
+void Decider::Release(int32_t sequence) {
+  blocks_.Release(sequence);
+}
 
 }  // namespace penstock::serve

@@ -9,7 +9,9 @@ namespace {
 
 using runtime::StepPlan;
 
-runtime::StatePools OnePool(int64_t window = 0) { return {{window}, {0}}; }
+runtime::StatePools OnePool(int64_t window = 0) {
+  return {{window}, {0}};
+}
 
 DeciderConfig Config(int32_t groups, int64_t chunk) {
   DeciderConfig config;
@@ -20,7 +22,8 @@ DeciderConfig Config(int32_t groups, int64_t chunk) {
   return config;
 }
 
-// Runs the decider against a model that answers with position-dependent tokens; checks what a stage would check.
+// Runs the decider against a model that answers with position-dependent tokens; checks what a stage
+// would check.
 struct Player {
   explicit Player(Decider& d) : decider(d) {}
 
@@ -53,7 +56,8 @@ struct Player {
     for (const auto& slice : plan.slices) {
       EXPECT_EQ(slice.first_position, computed[slice.sequence]);
       computed[slice.sequence] += slice.rows();
-      EXPECT_GE(static_cast<int64_t>(slice.blocks[0].size()) * runtime::kBlockTokens, computed[slice.sequence]);
+      EXPECT_GE(static_cast<int64_t>(slice.blocks[0].size()) * runtime::kBlockTokens,
+                computed[slice.sequence]);
       if (slice.rows() == 1 && slice.first_position > 0 && produced[slice.sequence] > 0) {
         EXPECT_EQ(plan.micro_batch, slice.sequence % groups);
       }

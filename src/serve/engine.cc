@@ -18,7 +18,9 @@ struct SetupMessage {
 };
 
 // Carries the one set-up message, before there is an account for anything else.
-comm::Lane SetupLane(int32_t target) { return {comm::LaneKind::kControl, 0, target, 1}; }
+comm::Lane SetupLane(int32_t target) {
+  return {comm::LaneKind::kControl, 0, target, 1};
+}
 
 int32_t RanksOnThisMachine(int32_t ranks, bool across_processes) {
   if (!across_processes) {
@@ -42,12 +44,14 @@ Result<std::unique_ptr<kernels::Device>> MakeDevice(const RunOptions& options) {
 }
 
 int32_t WantedRanks(const RunOptions& options) {
-  return static_cast<int32_t>(options.cut.empty() ? std::max<int64_t>(1, options.stages) : static_cast<int64_t>(options.cut.size()) + 1);
+  return static_cast<int32_t>(options.cut.empty() ? std::max<int64_t>(1, options.stages)
+                                                  : static_cast<int64_t>(options.cut.size()) + 1);
 }
 
 int64_t LongRopeFrom(const model::Graph& graph) {
   for (const model::Op& op : graph.ops) {
-    if (const auto* rope = std::get_if<model::RopeOp>(&op.params); rope != nullptr && !rope->table.long_inverse_frequencies.empty()) {
+    if (const auto* rope = std::get_if<model::RopeOp>(&op.params);
+        rope != nullptr && !rope->table.long_inverse_frequencies.empty()) {
       return rope->table.long_from;
     }
   }
@@ -66,7 +70,8 @@ DeciderConfig ConfigFor(const RunSetup& setup, const model::Graph& graph) {
   return config;
 }
 
-runtime::StageWeights::Progress ProgressOf(const LoadProgress& progress, const RunSetup& setup, int32_t rank) {
+runtime::StageWeights::Progress ProgressOf(const LoadProgress& progress, const RunSetup& setup,
+                                           int32_t rank) {
   if (!progress) {
     return nullptr;
   }
@@ -75,20 +80,25 @@ runtime::StageWeights::Progress ProgressOf(const LoadProgress& progress, const R
 }
 
 Error WrongRanks(int32_t started, int32_t stages) {
-  return MakeError(ErrorCode::kInvalidArgument, "[serve.engine] mpirun started {} ranks, but --stages or --cut make {} stages", started, stages);
+  return MakeError(ErrorCode::kInvalidArgument,
+                   "[serve.engine] mpirun started {} ranks, but --stages or --cut make {} stages",
+                   started, stages);
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> Engine::Start(const ModelBundle& bundle, const RunOptions& options, const RunDemand& demand,
-                                              std::unique_ptr<comm::Channel> channel, const LoadProgress& progress) {
+Result<std::unique_ptr<Engine>> Engine::Start(const ModelBundle& bundle, const RunOptions& options,
+                                              const RunDemand& demand,
+                                              std::unique_ptr<comm::Channel> channel,
+                                              const LoadProgress& progress) {
   const bool across = channel != nullptr;
   const int32_t ranks = across ? channel->size() : WantedRanks(options);
   const int32_t on_machine = RanksOnThisMachine(ranks, across);
   std::unique_ptr<Engine> engine(new Engine(bundle, Resolved(options, on_machine)));
   PENSTOCK_TRY_ASSIGN(auto device, MakeDevice(engine->options_));
   engine->device_description_ = device->Description();
-  PENSTOCK_TRY_ASSIGN(engine->setup_, MakeRunSetup(bundle, engine->options_, demand, on_machine, across, *device));
+  PENSTOCK_TRY_ASSIGN(engine->setup_,
+                      MakeRunSetup(bundle, engine->options_, demand, on_machine, across, *device));
   if (engine->setup_.ranks() != ranks) {
     return WrongRanks(ranks, engine->setup_.ranks());
   }
@@ -103,7 +113,8 @@ Result<std::unique_ptr<Engine>> Engine::Start(const ModelBundle& bundle, const R
     engine->channels_ = comm::CreateInProcessChannels(ranks);
     engine->StartThreads(origin, progress);
   }
-  auto run = RankRun::Create(bundle, engine->options_, engine->setup_, *engine->channels_[0], *engine->accounts_[0], std::move(device), origin,
+  auto run = RankRun::Create(bundle, engine->options_, engine->setup_, *engine->channels_[0],
+                             *engine->accounts_[0], std::move(device), origin,
                              ProgressOf(progress, engine->setup_, 0));
   if (!run.ok()) {
     return engine->First(run.error());
@@ -116,13 +127,15 @@ Result<std::unique_ptr<Engine>> Engine::Start(const ModelBundle& bundle, const R
     }
   }
   for (int32_t other = 1; other < ranks; ++other) {
-    if (const Result<> told = engine->run_->control().Send(other, {}, options.deadline_s); !told.ok()) {
+    if (const Result<> told = engine->run_->control().Send(other, {}, options.deadline_s);
+        !told.ok()) {
       return engine->First(told.error());
     }
   }
   engine->decider_ = std::make_unique<Decider>(
       ConfigFor(engine->setup_, bundle.model.graph),
-      BlockManager(engine->setup_.state.pools, engine->setup_.state.blocks, engine->setup_.limits.rows));
+      BlockManager(engine->setup_.state.pools, engine->setup_.state.blocks,
+                   engine->setup_.limits.rows));
   return engine;
 }
 
@@ -131,16 +144,20 @@ Result<> Engine::TellWorkers(comm::Clock::time_point origin) {
   const std::span<const std::byte> part = std::as_bytes(std::span(&message, 1));
   for (int32_t other = 1; other < channels_[0]->size(); ++other) {
     PENSTOCK_TRY(channels_[0]->Open(SetupLane(other), {sizeof message, 1}, setup_account_));
-    PENSTOCK_TRY(channels_[0]->Send({SetupLane(other), {0, 0}, DType::kU8, sizeof message, 1, 0}, std::span(&part, 1), kLoadDeadlineS));
+    PENSTOCK_TRY(channels_[0]->Send({SetupLane(other), {0, 0}, DType::kU8, sizeof message, 1, 0},
+                                    std::span(&part, 1), kLoadDeadlineS));
   }
   return {};
 }
 
-Result<> Engine::ThreadMain(int32_t rank, comm::Clock::time_point origin, const LoadProgress& progress) {
+Result<> Engine::ThreadMain(int32_t rank, comm::Clock::time_point origin,
+                            const LoadProgress& progress) {
   comm::Channel& channel = *channels_[static_cast<size_t>(rank)];
   PENSTOCK_TRY_ASSIGN(auto device, MakeDevice(options_));
-  PENSTOCK_TRY_ASSIGN(const auto run, RankRun::Create(bundle_, options_, setup_, channel, *accounts_[static_cast<size_t>(rank)],
-                                                      std::move(device), origin, ProgressOf(progress, setup_, rank)));
+  PENSTOCK_TRY_ASSIGN(
+      const auto run,
+      RankRun::Create(bundle_, options_, setup_, channel, *accounts_[static_cast<size_t>(rank)],
+                      std::move(device), origin, ProgressOf(progress, setup_, rank)));
   return ServeRank(*run, channel, options_.deadline_s, kLoadDeadlineS);
 }
 
@@ -181,12 +198,15 @@ Error Engine::First(const Error& error) {
   return channels_[0]->failure().value_or(error);
 }
 
-Result<int32_t> Engine::Admit(std::span<const int32_t> prompt, int64_t max_new, const SamplingParams& params, int64_t room) {
+Result<int32_t> Engine::Admit(std::span<const int32_t> prompt, int64_t max_new,
+                              const SamplingParams& params, int64_t room) {
   PENSTOCK_TRY(CheckSampling(params));
   const int64_t vocabulary = bundle_.model.config.vocabulary;
   for (const int32_t token : prompt) {
     if (token < 0 || token >= vocabulary) {
-      return MakeError(ErrorCode::kInvalidArgument, "[serve.engine] token {} is not in the vocabulary, wanted 0 to {}", token, vocabulary - 1);
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[serve.engine] token {} is not in the vocabulary, wanted 0 to {}", token,
+                       vocabulary - 1);
     }
   }
   PENSTOCK_TRY_ASSIGN(const int32_t sequence, decider_->AdmitWithRoom(prompt, max_new, room));
@@ -198,7 +218,8 @@ Result<int32_t> Engine::Admit(std::span<const int32_t> prompt, int64_t max_new, 
   return sequence;
 }
 
-Result<> Engine::Continue(int32_t sequence, std::span<const int32_t> tokens, int64_t max_new, const SamplingParams& params) {
+Result<> Engine::Continue(int32_t sequence, std::span<const int32_t> tokens, int64_t max_new,
+                          const SamplingParams& params) {
   PENSTOCK_TRY(decider_->Continue(sequence, tokens, max_new));
   Admission admission{sequence, params, {}};
   if (params.penalizes()) {
@@ -243,9 +264,12 @@ Result<> Engine::RunPlan(runtime::StepPlan plan) {
 
 Result<comm::Message> Engine::AwaitResult(int64_t step) {
   const int32_t last = setup_.ranks() - 1;
-  auto message = channels_[0]->ReceiveNext(runtime::ResultLane(last), runtime::ResultDeadline(options_.deadline_s, setup_.ranks()));
+  auto message = channels_[0]->ReceiveNext(
+      runtime::ResultLane(last), runtime::ResultDeadline(options_.deadline_s, setup_.ranks()));
   if (!message.ok() && message.error().code != ErrorCode::kPeerLost) {
-    return MakeError(message.error().code, "rank 0 (stage 0), the result of stage {} for step {}: {}", last, step, message.error().message);
+    return MakeError(message.error().code,
+                     "rank 0 (stage 0), the result of stage {} for step {}: {}", last, step,
+                     message.error().message);
   }
   return message;
 }
@@ -257,8 +281,10 @@ Result<> Engine::TakeResult(int64_t step, const OnRow& on_row) {
   PENSTOCK_TRY_ASSIGN(const comm::Message message, AwaitResult(step));
   const double end_s = recorder.Now();
   const int64_t age_ns = comm::Clock::now().time_since_epoch().count() - message.header().sent_ns;
-  schedule::Action awaited = schedule::MakeAction(schedule::OpKind::kForward, StageId(last), MicroBatchId(message.header().tag.micro_batch));
-  recorder.RecordMessageWait(awaited, RankId(last), start_s, end_s, end_s - static_cast<double>(age_ns) * 1e-9);
+  schedule::Action awaited = schedule::MakeAction(schedule::OpKind::kForward, StageId(last),
+                                                  MicroBatchId(message.header().tag.micro_batch));
+  recorder.RecordMessageWait(awaited, RankId(last), start_s, end_s,
+                             end_s - static_cast<double>(age_ns) * 1e-9);
   PENSTOCK_TRY_ASSIGN(const std::vector<RowResult> rows, DecodeResults(message.payload()));
   decider_->OnResult(message.header().tag.step);
   for (const RowResult& row : rows) {
@@ -330,7 +356,9 @@ Result<SetupMessage> HearSetup(comm::Channel& channel, MemoryAccount& account) {
   PENSTOCK_TRY(channel.Open(lane, {sizeof message, 1}, account));
   PENSTOCK_TRY_ASSIGN(const comm::Message received, channel.Receive(lane, {0, 0}, kLoadDeadlineS));
   if (received.payload().size() != sizeof message) {
-    return MakeError(ErrorCode::kCorruptData, "[serve.engine] the set-up message has {} bytes, wanted {}: do all ranks run the same binary?",
+    return MakeError(ErrorCode::kCorruptData,
+                     "[serve.engine] the set-up message has {} bytes, wanted {}: do all ranks run "
+                     "the same binary?",
                      received.payload().size(), sizeof message);
   }
   std::memcpy(static_cast<void*>(&message), received.payload().data(), sizeof message);
@@ -339,7 +367,8 @@ Result<SetupMessage> HearSetup(comm::Channel& channel, MemoryAccount& account) {
 
 }  // namespace
 
-Result<> RunWorker(const ModelBundle& bundle, const RunOptions& options, std::unique_ptr<comm::Channel> owned) {
+Result<> RunWorker(const ModelBundle& bundle, const RunOptions& options,
+                   std::unique_ptr<comm::Channel> owned) {
   MemoryAccount setup_account;  // outlives the channel, which holds buffers of it
   std::unique_ptr<MemoryAccount> account;
   const std::unique_ptr<comm::Channel> channel = std::move(owned);
@@ -347,13 +376,16 @@ Result<> RunWorker(const ModelBundle& bundle, const RunOptions& options, std::un
   const RunOptions resolved = Resolved(options, on_machine);
   PENSTOCK_TRY_ASSIGN(const SetupMessage message, HearSetup(*channel, setup_account));
   PENSTOCK_TRY_ASSIGN(auto device, MakeDevice(resolved));
-  PENSTOCK_TRY_ASSIGN(const RunSetup setup, MakeRunSetup(bundle, resolved, message.demand, on_machine, true, *device));
+  PENSTOCK_TRY_ASSIGN(const RunSetup setup,
+                      MakeRunSetup(bundle, resolved, message.demand, on_machine, true, *device));
   if (setup.ranks() != channel->size()) {
     return WrongRanks(channel->size(), setup.ranks());
   }
-  account = std::make_unique<MemoryAccount>(setup.memory[static_cast<size_t>(channel->rank())].limit_bytes);
+  account = std::make_unique<MemoryAccount>(
+      setup.memory[static_cast<size_t>(channel->rank())].limit_bytes);
   const comm::Clock::time_point origin{comm::Clock::duration(message.origin_ns)};
-  PENSTOCK_TRY_ASSIGN(const auto run, RankRun::Create(bundle, resolved, setup, *channel, *account, std::move(device), origin, nullptr));
+  PENSTOCK_TRY_ASSIGN(const auto run, RankRun::Create(bundle, resolved, setup, *channel, *account,
+                                                      std::move(device), origin, nullptr));
   return ServeRank(*run, *channel, resolved.deadline_s, kLoadDeadlineS);
 }
 

@@ -1,8 +1,10 @@
-// Engine: a model cut into stages, ready to generate. Lives on rank 0; it decides, runs stage 0, and hears from the head.
+// Engine: a model cut into stages, ready to generate. Lives on rank 0; it decides, runs stage 0,
+// and hears from the head.
 //
 //   Engine::Start -> Admit sequences -> Advance until nothing is left -> Stop
 //
-// Without MPI the other ranks are threads that Start makes; under MPI they are processes that run RunWorker.
+// Without MPI the other ranks are threads that Start makes; under MPI they are processes that run
+// RunWorker.
 
 #pragma once
 
@@ -31,21 +33,29 @@ class Engine {
  public:
   // `channel`: rank 0's end of MPI, or null for threads. The bundle must outlive the engine.
   // Errors: those of MakeRunSetup and of loading, the first of any rank.
-  static Result<std::unique_ptr<Engine>> Start(const ModelBundle& bundle, const RunOptions& options, const RunDemand& demand,
-                                               std::unique_ptr<comm::Channel> channel, const LoadProgress& progress);
+  static Result<std::unique_ptr<Engine>> Start(const ModelBundle& bundle, const RunOptions& options,
+                                               const RunDemand& demand,
+                                               std::unique_ptr<comm::Channel> channel,
+                                               const LoadProgress& progress);
   // Ends the threads; without Stop the run counts as failed.
   ~Engine();
 
   const RunSetup& setup() const { return setup_; }
+
   const std::string& device() const { return device_description_; }
 
-  // Gives the sequence's number. `room`: positions to set pages aside for (a conversation), 0: what this prompt needs.
-  Result<int32_t> Admit(std::span<const int32_t> prompt, int64_t max_new, const SamplingParams& params, int64_t room = 0);
-  Result<> Continue(int32_t sequence, std::span<const int32_t> tokens, int64_t max_new, const SamplingParams& params);
+  // Gives the sequence's number. `room`: positions to set pages aside for (a conversation), 0: what
+  // this prompt needs.
+  Result<int32_t> Admit(std::span<const int32_t> prompt, int64_t max_new,
+                        const SamplingParams& params, int64_t room = 0);
+  Result<> Continue(int32_t sequence, std::span<const int32_t> tokens, int64_t max_new,
+                    const SamplingParams& params);
+
   Decider& decider() { return *decider_; }
 
-  // Does one thing: runs one plan, or takes one result and gives its rows to `on_row`, which may say stop for the row's sequence
-  // (kSample; the token is then not fed back). False when nothing is left.
+  // Does one thing: runs one plan, or takes one result and gives its rows to `on_row`, which may
+  // say stop for the row's sequence (kSample; the token is then not fed back). False when nothing
+  // is left.
   using OnRow = std::function<bool(const RowResult& row)>;
   Result<bool> Advance(const OnRow& on_row);
 
@@ -56,7 +66,8 @@ class Engine {
   Result<RunReport> Stop();
 
  private:
-  Engine(const ModelBundle& bundle, const RunOptions& options) : bundle_(bundle), options_(options) {}
+  Engine(const ModelBundle& bundle, const RunOptions& options)
+      : bundle_(bundle), options_(options) {}
 
   void StartThreads(comm::Clock::time_point origin, const LoadProgress& progress);
   Result<> ThreadMain(int32_t rank, comm::Clock::time_point origin, const LoadProgress& progress);
@@ -74,7 +85,8 @@ class Engine {
   RunSetup setup_;
   std::string device_description_;
   MemoryAccount setup_account_;
-  std::vector<std::unique_ptr<MemoryAccount>> accounts_;  // outlive the channels, which hold buffers of them
+  std::vector<std::unique_ptr<MemoryAccount>>
+      accounts_;  // outlive the channels, which hold buffers of them
   std::vector<std::unique_ptr<comm::Channel>> channels_;  // [0] is rank 0's
   std::vector<std::thread> threads_;
   std::unique_ptr<RankRun> run_;
@@ -84,7 +96,9 @@ class Engine {
   bool stopped_ = false;
 };
 
-// Ranks other than 0 under MPI: hears from rank 0 what to set up, loads its stage, serves until the stop.
-Result<> RunWorker(const ModelBundle& bundle, const RunOptions& options, std::unique_ptr<comm::Channel> channel);
+// Ranks other than 0 under MPI: hears from rank 0 what to set up, loads its stage, serves until the
+// stop.
+Result<> RunWorker(const ModelBundle& bundle, const RunOptions& options,
+                   std::unique_ptr<comm::Channel> channel);
 
 }  // namespace penstock::serve

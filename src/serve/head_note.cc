@@ -40,7 +40,8 @@ Result<HeadNote> DecodeNote(std::span<const std::byte> bytes) {
   }
   reader.GetAll(note.targets, kMaxCount);
   if (!reader.done()) {
-    return MakeError(ErrorCode::kCorruptData, "[serve.note] a head note of {} bytes that contradicts itself", bytes.size());
+    return MakeError(ErrorCode::kCorruptData,
+                     "[serve.note] a head note of {} bytes that contradicts itself", bytes.size());
   }
   return note;
 }
@@ -74,13 +75,15 @@ Result<std::vector<RowResult>> DecodeResults(std::span<const std::byte> bytes) {
     reader.GetAll(row.logits, kMaxCount);
   }
   if (!reader.done()) {
-    return MakeError(ErrorCode::kCorruptData, "[serve.result] a result of {} bytes that contradicts itself", bytes.size());
+    return MakeError(ErrorCode::kCorruptData,
+                     "[serve.result] a result of {} bytes that contradicts itself", bytes.size());
   }
   return rows;
 }
 
 int64_t MaxNoteBytes(int64_t max_sequences, int64_t history_tokens, int64_t targets) {
-  return 16 + max_sequences * (16 + static_cast<int64_t>(sizeof(SamplingParams))) + history_tokens * 4 + targets * 4;
+  return 16 + max_sequences * (16 + static_cast<int64_t>(sizeof(SamplingParams))) +
+         history_tokens * 4 + targets * 4;
 }
 
 int64_t MaxResultBytes(HeadMode mode, int64_t selected, int64_t vocabulary, int32_t logprobs) {

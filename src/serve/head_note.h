@@ -22,7 +22,8 @@ struct Admission {
 
 struct HeadNote {
   std::vector<Admission> admissions;
-  std::vector<int32_t> targets;  // scoring: the token that follows each selected row, -1 where none does
+  std::vector<int32_t>
+      targets;  // scoring: the token that follows each selected row, -1 where none does
 };
 
 std::vector<std::byte> EncodeNote(const HeadNote& note);

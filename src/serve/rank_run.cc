@@ -42,27 +42,34 @@ Result<RankReport> DecodeReport(std::span<const std::byte> bytes) {
   reader.GetText(report.instruction_set, 256);
   reader.Get(report.threads);
   if (!reader.done()) {
-    return MakeError(ErrorCode::kCorruptData, "[serve.report] a report of {} bytes that contradicts itself", bytes.size());
+    return MakeError(ErrorCode::kCorruptData,
+                     "[serve.report] a report of {} bytes that contradicts itself", bytes.size());
   }
   return report;
 }
 
-RankRun::RankRun(comm::Channel& channel, MemoryAccount& account, std::unique_ptr<kernels::Device> device, comm::Clock::time_point origin,
+RankRun::RankRun(comm::Channel& channel, MemoryAccount& account,
+                 std::unique_ptr<kernels::Device> device, comm::Clock::time_point origin,
                  size_t slices)
     : account_(account),
       device_(std::move(device)),
       recorder_(RankId(channel.rank()), slices, origin),
       control_(channel) {}
 
-Result<std::unique_ptr<RankRun>> RankRun::Create(const ModelBundle& bundle, const RunOptions& options, const RunSetup& setup,
-                                                 comm::Channel& channel, MemoryAccount& account, std::unique_ptr<kernels::Device> device,
-                                                 comm::Clock::time_point origin, const runtime::StageWeights::Progress& progress) {
+Result<std::unique_ptr<RankRun>> RankRun::Create(const ModelBundle& bundle,
+                                                 const RunOptions& options, const RunSetup& setup,
+                                                 comm::Channel& channel, MemoryAccount& account,
+                                                 std::unique_ptr<kernels::Device> device,
+                                                 comm::Clock::time_point origin,
+                                                 const runtime::StageWeights::Progress& progress) {
   const int32_t rank = channel.rank();
-  std::unique_ptr<RankRun> run(new RankRun(channel, account, std::move(device), origin, options.keep_trace ? kTraceSlices : 0));
+  std::unique_ptr<RankRun> run(new RankRun(channel, account, std::move(device), origin,
+                                           options.keep_trace ? kTraceSlices : 0));
   run->threads_ = options.threads;
   const model::Graph& graph = bundle.model.graph;
   if (rank == setup.ranks() - 1) {
-    run->sink_ = std::make_unique<SamplingSink>(setup.demand.mode, graph.value(graph.logits).width, setup.demand.logprobs);
+    run->sink_ = std::make_unique<SamplingSink>(setup.demand.mode, graph.value(graph.logits).width,
+                                                setup.demand.logprobs);
   }
   runtime::ExecutorSpec spec;
   spec.graph = &graph;
@@ -73,21 +80,25 @@ Result<std::unique_ptr<RankRun>> RankRun::Create(const ModelBundle& bundle, cons
   spec.deadline_s = options.deadline_s;
   PENSTOCK_TRY_ASSIGN(spec.fault, runtime::FaultFromEnvironment());
   PENSTOCK_TRY_ASSIGN(run->executor_,
-                      runtime::RankExecutor::Create(spec, setup.schedule, channel, run->sink_.get(), run->recorder_));
+                      runtime::RankExecutor::Create(spec, setup.schedule, channel, run->sink_.get(),
+                                                    run->recorder_));
   PENSTOCK_TRY(run->control_.Open(run->account_));
   PENSTOCK_TRY(run->executor_->Open(run->account_, setup.max_result_bytes));
-  PENSTOCK_TRY_ASSIGN(run->stage_, runtime::Stage::Create(graph, spec.stage, setup.rule, setup.state, *bundle.files, *run->device_, run->account_,
-                                                          progress));
+  PENSTOCK_TRY_ASSIGN(
+      run->stage_, runtime::Stage::Create(graph, spec.stage, setup.rule, setup.state, *bundle.files,
+                                          *run->device_, run->account_, progress));
   run->executor_->SetStage(*run->stage_);
   return run;
 }
 
 RankReport RankRun::Report(const comm::Channel& channel) {
-  return {account_.peak(), recorder_.Take(), channel.counters(), device_->InstructionSet(), threads_};
+  return {account_.peak(), recorder_.Take(), channel.counters(), device_->InstructionSet(),
+          threads_};
 }
 
-Result<> ServeRank(RankRun& run, comm::Channel& channel, double deadline_s, double load_deadline_s) {
-  PENSTOCK_TRY(run.control().Send(0, {}, deadline_s));        // ready
+Result<> ServeRank(RankRun& run, comm::Channel& channel, double deadline_s,
+                   double load_deadline_s) {
+  PENSTOCK_TRY(run.control().Send(0, {}, deadline_s));         // ready
   PENSTOCK_TRY(run.control().Receive(0, load_deadline_s, 0));  // so are all
   PENSTOCK_TRY(run.executor().Serve());
   const std::vector<std::byte> report = EncodeReport(run.Report(channel));

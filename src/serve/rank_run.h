@@ -1,4 +1,5 @@
-// One rank of a run: its memory account, device, stage and executor, in the order in which they must live.
+// One rank of a run: its memory account, device, stage and executor, in the order in which they
+// must live.
 
 #pragma once
 
@@ -29,18 +30,25 @@ inline constexpr int64_t kMaxReportBytes = int64_t{1} << 30;
 class RankRun {
  public:
   // Opens the lanes (before the slow part, so that peers can send), then loads the stage.
-  static Result<std::unique_ptr<RankRun>> Create(const ModelBundle& bundle, const RunOptions& options, const RunSetup& setup, comm::Channel& channel,
-                                                 MemoryAccount& account, std::unique_ptr<kernels::Device> device, comm::Clock::time_point origin,
+  static Result<std::unique_ptr<RankRun>> Create(const ModelBundle& bundle,
+                                                 const RunOptions& options, const RunSetup& setup,
+                                                 comm::Channel& channel, MemoryAccount& account,
+                                                 std::unique_ptr<kernels::Device> device,
+                                                 comm::Clock::time_point origin,
                                                  const runtime::StageWeights::Progress& progress);
 
   runtime::RankExecutor& executor() { return *executor_; }
+
   ControlLink& control() { return control_; }
+
   trace::RankRecorder& recorder() { return recorder_; }
+
   // Call once, at the end.
   RankReport Report(const comm::Channel& channel);
 
  private:
-  RankRun(comm::Channel& channel, MemoryAccount& account, std::unique_ptr<kernels::Device> device, comm::Clock::time_point origin, size_t slices);
+  RankRun(comm::Channel& channel, MemoryAccount& account, std::unique_ptr<kernels::Device> device,
+          comm::Clock::time_point origin, size_t slices);
 
   MemoryAccount& account_;
   std::unique_ptr<kernels::Device> device_;
@@ -52,7 +60,8 @@ class RankRun {
   int32_t threads_ = 1;
 };
 
-// What ranks other than 0 do: say that they are ready, hear that all are, take plans until the stop, send their report.
+// What ranks other than 0 do: say that they are ready, hear that all are, take plans until the
+// stop, send their report.
 Result<> ServeRank(RankRun& run, comm::Channel& channel, double deadline_s, double load_deadline_s);
 
 }  // namespace penstock::serve

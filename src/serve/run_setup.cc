@@ -18,7 +18,8 @@ constexpr int64_t kScoreRows = 64;  // rows per step when every row yields logit
 
 // Decode at this many positions is what the cut is balanced for.
 constexpr double kTypicalPositions = 512;
-// Multiply-adds of a matrix product that take as long as one element of a norm, rotation or activation.
+// Multiply-adds of a matrix product that take as long as one element of a norm, rotation or
+// activation.
 constexpr double kElementCost = 64;
 
 double TensorWork(const model::Graph& graph, const model::Op& op) {
@@ -43,8 +44,8 @@ double AttentionWork(const model::AttentionOp& attention) {
   return static_cast<double>(attention.heads * (attention.head_dim + attention.value_dim));
 }
 
-// Relative time of each layer in steady decode, in multiply-adds per row: matrices, attention, and the elements that everything else
-// writes. Reading a row of the embedding costs next to nothing.
+// Relative time of each layer in steady decode, in multiply-adds per row: matrices, attention, and
+// the elements that everything else writes. Reading a row of the embedding costs next to nothing.
 std::vector<double> LayerTimes(const model::Graph& graph) {
   std::vector<double> times(graph.layers.size(), 1.0);
   for (const model::Op& op : graph.ops) {
@@ -53,7 +54,10 @@ std::vector<double> LayerTimes(const model::Graph& graph) {
       continue;
     }
     if (const auto* attention = std::get_if<model::AttentionOp>(&op.params)) {
-      const double seen = attention->window > 0 ? std::min<double>(kTypicalPositions, static_cast<double>(attention->window)) : kTypicalPositions;
+      const double seen =
+          attention->window > 0
+              ? std::min<double>(kTypicalPositions, static_cast<double>(attention->window))
+              : kTypicalPositions;
       work = AttentionWork(*attention) * seen;
     } else {
       work = TensorWork(graph, op);
@@ -66,12 +70,14 @@ std::vector<double> LayerTimes(const model::Graph& graph) {
   return times;
 }
 
-// Work of a row that looks back one position, over the work of a row by itself: attention's multiply-adds against the matrices'.
+// Work of a row that looks back one position, over the work of a row by itself: attention's
+// multiply-adds against the matrices'.
 double AttentionShare(const model::Graph& graph) {
   double per_position = 0;
   double per_row = 0;
   for (const model::Op& op : graph.ops) {
-    if (const auto* attention = std::get_if<model::AttentionOp>(&op.params); attention != nullptr && attention->window == 0) {
+    if (const auto* attention = std::get_if<model::AttentionOp>(&op.params);
+        attention != nullptr && attention->window == 0) {
       per_position += AttentionWork(*attention);
     }
   }
@@ -81,14 +87,17 @@ double AttentionShare(const model::Graph& graph) {
   return per_position / per_row;
 }
 
-// Chunks of a prompt: enough of them to keep the stages busy, none so small that its fixed cost shows.
+// Chunks of a prompt: enough of them to keep the stages busy, none so small that its fixed cost
+// shows.
 int64_t ChunkFor(int64_t longest_prompt, int32_t stages, int64_t sequences) {
   if (stages == 1 || sequences >= 2 * stages) {
     return std::clamp<int64_t>(longest_prompt, kMinChunk, kMaxChunk);
   }
-  // c chunks of n/c tokens take (c + S - 1) / c of the time of one stage's share; 4 per stage leaves a fifth idle at S = 2.
+  // c chunks of n/c tokens take (c + S - 1) / c of the time of one stage's share; 4 per stage
+  // leaves a fifth idle at S = 2.
   const int64_t wanted = (longest_prompt + 4 * stages - 1) / (4 * stages);
-  return std::clamp<int64_t>(wanted, std::min<int64_t>(64, std::max<int64_t>(longest_prompt, 1)), kMaxChunk);
+  return std::clamp<int64_t>(wanted, std::min<int64_t>(64, std::max<int64_t>(longest_prompt, 1)),
+                             kMaxChunk);
 }
 
 Result<model::Partition> Cut(const model::Graph& graph, const RunOptions& options, int64_t stages) {
@@ -96,24 +105,30 @@ Result<model::Partition> Cut(const model::Graph& graph, const RunOptions& option
     return model::CutAt(graph.num_layers(), options.cut);
   }
   if (stages > graph.num_layers()) {
-    return MakeError(ErrorCode::kInvalidArgument, "[serve.setup] --stages {}: the model has {} units (embedding, {} layers, head), wanted 1 to {}",
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[serve.setup] --stages {}: the model has {} units (embedding, {} layers, "
+                     "head), wanted 1 to {}",
                      stages, graph.num_layers(), graph.num_layers() - 2, graph.num_layers());
   }
   return model::CutBalanced(LayerTimes(graph), stages);
 }
 
-runtime::StateSpec StateFor(const model::Graph& graph, const RunOptions& options, const RunDemand& demand, int64_t rows) {
+runtime::StateSpec StateFor(const model::Graph& graph, const RunOptions& options,
+                            const RunDemand& demand, int64_t rows) {
   runtime::StateSpec state;
   state.pools = runtime::PoolsOf(graph);
   const bool wide = options.weights == runtime::WeightChoice::kF32;
   state.kv_type = options.kv_type.value_or(wide ? DType::kF32 : DType::kBF16);
   for (const int64_t window : state.pools.windows) {
-    state.blocks.push_back(demand.sequences * runtime::BlocksPerSequence(window, demand.positions, rows));
+    state.blocks.push_back(demand.sequences *
+                           runtime::BlocksPerSequence(window, demand.positions, rows));
   }
   return state;
 }
 
-std::vector<runtime::StageSpec> StageSpecs(const model::Graph& graph, const model::Partition& partition, const runtime::RowLimits& limits) {
+std::vector<runtime::StageSpec> StageSpecs(const model::Graph& graph,
+                                           const model::Partition& partition,
+                                           const runtime::RowLimits& limits) {
   const model::CutSets cuts(graph);
   std::vector<runtime::StageSpec> specs;
   for (int32_t s = 0; s < partition.num_stages(); ++s) {
@@ -135,11 +150,16 @@ Result<> CheckMemory(const RunSetup& setup, const RunOptions& options) {
     const RankMemory& memory = setup.memory[rank];
     if (memory.figures.total > memory.limit_bytes) {
       return MakeError(ErrorCode::kOutOfMemory,
-                       "[serve.setup] rank {} needs {} bytes ({} of weights, {} of KV for {} sequences of {} tokens, {} of the rest), but {} bytes are "
-                       "free{}\nfewer sequences, a smaller --context, more --stages or smaller --weights would need less",
-                       rank, memory.figures.total, FormatBytes(static_cast<double>(memory.figures[MemoryCategory::kWeights])),
-                       FormatBytes(static_cast<double>(memory.figures[MemoryCategory::kKv])), setup.demand.sequences, setup.demand.positions,
-                       FormatBytes(static_cast<double>(memory.figures.total - memory.figures[MemoryCategory::kWeights] -
+                       "[serve.setup] rank {} needs {} bytes ({} of weights, {} of KV for {} "
+                       "sequences of {} tokens, {} of the rest), but {} bytes are "
+                       "free{}\nfewer sequences, a smaller --context, more --stages or smaller "
+                       "--weights would need less",
+                       rank, memory.figures.total,
+                       FormatBytes(static_cast<double>(memory.figures[MemoryCategory::kWeights])),
+                       FormatBytes(static_cast<double>(memory.figures[MemoryCategory::kKv])),
+                       setup.demand.sequences, setup.demand.positions,
+                       FormatBytes(static_cast<double>(memory.figures.total -
+                                                       memory.figures[MemoryCategory::kWeights] -
                                                        memory.figures[MemoryCategory::kKv])),
                        memory.limit_bytes, options.memory_bytes > 0 ? " (--memory)" : "");
     }
@@ -166,7 +186,10 @@ Result<ModelBundle> OpenBundle(const std::string& path) {
   ModelBundle bundle;
   PENSTOCK_TRY_ASSIGN(bundle.files, weights::OpenModel(path));
   if (bundle.files->config().is_null()) {
-    return MakeError(ErrorCode::kInvalidArgument, "[serve.setup] {}: the file holds a vocabulary only, no weights; `tokenize` can use it", path);
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[serve.setup] {}: the file holds a vocabulary only, no weights; `tokenize` can use it",
+        path);
   }
   PENSTOCK_TRY_ASSIGN(bundle.model, model::BuildModel(bundle.files->config(), path));
   return bundle;
@@ -177,8 +200,10 @@ Result<int64_t> ContextOf(const model::ModelConfig& config, int64_t asked) {
     return std::min(config.context, kDefaultContext);
   }
   if (asked > config.context) {
-    return MakeError(ErrorCode::kInvalidArgument, "[serve.setup] --context {}: the model was made for {} positions, wanted 1 to {}", asked,
-                     config.context, config.context);
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[serve.setup] --context {}: the model was made for {} positions, wanted 1 to {}", asked,
+        config.context, config.context);
   }
   return asked;
 }
@@ -191,20 +216,27 @@ int64_t AvailableMemoryBytes() {
       available = std::atoll(text->c_str() + at + 13) * 1024;
     }
   }
-  const int64_t limit = std::min(ReadLimit("/sys/fs/cgroup/memory.max"), ReadLimit("/sys/fs/cgroup/memory/memory.limit_in_bytes"));
+  const int64_t limit = std::min(ReadLimit("/sys/fs/cgroup/memory.max"),
+                                 ReadLimit("/sys/fs/cgroup/memory/memory.limit_in_bytes"));
   return std::min(available, limit);
 }
 
-int DefaultThreads(int32_t ranks_on_machine) { return std::max(1, kernels::UsableCores() / std::max(1, ranks_on_machine)); }
+int DefaultThreads(int32_t ranks_on_machine) {
+  return std::max(1, kernels::UsableCores() / std::max(1, ranks_on_machine));
+}
 
-Result<RunSetup> MakeRunSetup(const ModelBundle& bundle, const RunOptions& options, const RunDemand& demand, int32_t ranks_on_machine,
+Result<RunSetup> MakeRunSetup(const ModelBundle& bundle, const RunOptions& options,
+                              const RunDemand& demand, int32_t ranks_on_machine,
                               bool across_processes, const kernels::Device& device) {
   const model::Graph& graph = bundle.model.graph;
   RunSetup setup;
   setup.demand = demand;
-  const int64_t stages = options.cut.empty() ? std::max<int64_t>(1, options.stages) : static_cast<int64_t>(options.cut.size()) + 1;
+  const int64_t stages = options.cut.empty() ? std::max<int64_t>(1, options.stages)
+                                             : static_cast<int64_t>(options.cut.size()) + 1;
   if (!options.cut.empty() && options.stages > 0 && options.stages != stages) {
-    return MakeError(ErrorCode::kInvalidArgument, "[serve.setup] --stages {} and --cut with {} entries (which makes {} stages) contradict each other",
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[serve.setup] --stages {} and --cut with {} entries (which makes {} stages) "
+                     "contradict each other",
                      options.stages, options.cut.size(), stages);
   }
   PENSTOCK_TRY_ASSIGN(setup.partition, Cut(graph, options, stages));
@@ -212,30 +244,43 @@ Result<RunSetup> MakeRunSetup(const ModelBundle& bundle, const RunOptions& optio
   setup.groups = static_cast<int32_t>(options.groups > 0 ? options.groups : stages);
   setup.attention_share = AttentionShare(graph);
   const bool every_row = demand.mode != HeadMode::kSample;
-  const int64_t chunk = ChunkFor(demand.longest_prompt, static_cast<int32_t>(stages), demand.sequences);
-  setup.prefill_chunk = options.prefill_chunk > 0 ? options.prefill_chunk : (every_row ? std::min(chunk, kScoreRows) : chunk);
+  const int64_t chunk =
+      ChunkFor(demand.longest_prompt, static_cast<int32_t>(stages), demand.sequences);
+  setup.prefill_chunk = options.prefill_chunk > 0
+                            ? options.prefill_chunk
+                            : (every_row ? std::min(chunk, kScoreRows) : chunk);
   const int64_t per_group = (demand.sequences + setup.groups - 1) / setup.groups;
   setup.limits.rows = setup.prefill_chunk + (every_row ? 0 : per_group);
-  setup.limits.selected = every_row ? setup.limits.rows : std::min(setup.limits.rows, demand.sequences);
+  setup.limits.selected =
+      every_row ? setup.limits.rows : std::min(setup.limits.rows, demand.sequences);
   setup.stages = StageSpecs(graph, setup.partition, setup.limits);
-  PENSTOCK_TRY_ASSIGN(setup.rule, runtime::WeightRule::Create(graph, *bundle.files, options.weights));
+  PENSTOCK_TRY_ASSIGN(setup.rule,
+                      runtime::WeightRule::Create(graph, *bundle.files, options.weights));
   setup.state = StateFor(graph, options, demand, setup.limits.rows);
   setup.plan_limits.max_rows = setup.limits.rows;
-  setup.plan_limits.max_sequences = static_cast<int32_t>(std::min(setup.limits.rows, demand.sequences));
+  setup.plan_limits.max_sequences =
+      static_cast<int32_t>(std::min(setup.limits.rows, demand.sequences));
   setup.plan_limits.pools = static_cast<int32_t>(setup.state.pools.windows.size());
-  setup.plan_limits.max_blocks_per_table = (demand.positions + runtime::kBlockTokens - 1) / runtime::kBlockTokens;
-  setup.plan_limits.max_note_bytes = MaxNoteBytes(setup.plan_limits.max_sequences, demand.penalties ? demand.positions * demand.sequences : 0,
-                                                  every_row ? setup.limits.selected : 0);
-  setup.max_result_bytes = MaxResultBytes(demand.mode, setup.limits.selected, graph.value(graph.logits).width, demand.logprobs);
+  setup.plan_limits.max_blocks_per_table =
+      (demand.positions + runtime::kBlockTokens - 1) / runtime::kBlockTokens;
+  setup.plan_limits.max_note_bytes = MaxNoteBytes(
+      setup.plan_limits.max_sequences, demand.penalties ? demand.positions * demand.sequences : 0,
+      every_row ? setup.limits.selected : 0);
+  setup.max_result_bytes = MaxResultBytes(demand.mode, setup.limits.selected,
+                                          graph.value(graph.logits).width, demand.logprobs);
   PENSTOCK_TRY_ASSIGN(setup.schedule, ServingSchedule(static_cast<int32_t>(stages), setup.groups));
-  const int64_t free = options.memory_bytes > 0 ? options.memory_bytes : AvailableMemoryBytes() / std::max(1, ranks_on_machine);
+  const int64_t free = options.memory_bytes > 0
+                           ? options.memory_bytes
+                           : AvailableMemoryBytes() / std::max(1, ranks_on_machine);
   for (int32_t rank = 0; rank < setup.ranks(); ++rank) {
     const runtime::StageSpec& spec = setup.stages[static_cast<size_t>(rank)];
     RankMemory& memory = setup.memory.emplace_back();
-    PENSTOCK_TRY_ASSIGN(memory.figures, runtime::PlannedStageMemory(graph, spec, setup.rule, setup.state, device));
-    const int64_t messages = runtime::PlannedMessageBytes(graph, spec, rank, setup.ranks(), setup.plan_limits, setup.groups,
-                                                          setup.max_result_bytes, across_processes) +
-                             PlannedControlBytes(rank, setup.ranks(), across_processes);
+    PENSTOCK_TRY_ASSIGN(memory.figures,
+                        runtime::PlannedStageMemory(graph, spec, setup.rule, setup.state, device));
+    const int64_t messages =
+        runtime::PlannedMessageBytes(graph, spec, rank, setup.ranks(), setup.plan_limits,
+                                     setup.groups, setup.max_result_bytes, across_processes) +
+        PlannedControlBytes(rank, setup.ranks(), across_processes);
     memory.figures[MemoryCategory::kMessages] = messages;
     memory.figures.total += messages;
     memory.limit_bytes = free;

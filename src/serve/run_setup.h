@@ -1,5 +1,6 @@
-// Everything about a run that is fixed before it starts: the cut, the proven schedule, row limits, KV pages, and the memory that each rank will take.
-// A pure function of headers and flags: every rank computes the same.
+// Everything about a run that is fixed before it starts: the cut, the proven schedule, row limits,
+// KV pages, and the memory that each rank will take. A pure function of headers and flags: every
+// rank computes the same.
 
 #pragma once
 
@@ -30,27 +31,27 @@ Result<ModelBundle> OpenBundle(const std::string& path);
 
 // What the command line says; the same on every rank.
 struct RunOptions {
-  int64_t stages = 0;               // 0: 1, or the number of MPI ranks
-  std::vector<int64_t> cut;         // --cut; empty: balanced
-  int64_t groups = 0;               // 0: as many as stages
-  int threads = 0;                  // per stage; 0: usable cores over stages on this machine
+  int64_t stages = 0;        // 0: 1, or the number of MPI ranks
+  std::vector<int64_t> cut;  // --cut; empty: balanced
+  int64_t groups = 0;        // 0: as many as stages
+  int threads = 0;           // per stage; 0: usable cores over stages on this machine
   runtime::WeightChoice weights = runtime::WeightChoice::kAuto;
-  std::optional<DType> kv_type;     // empty: f32 with f32 weights, else bf16
-  int64_t context = 0;              // 0: min(model's, 4096)
-  int64_t prefill_chunk = 0;        // 0: chosen
-  int64_t memory_bytes = 0;         // per rank; 0: what the machine has, divided by the ranks on it
+  std::optional<DType> kv_type;  // empty: f32 with f32 weights, else bf16
+  int64_t context = 0;           // 0: min(model's, 4096)
+  int64_t prefill_chunk = 0;     // 0: chosen
+  int64_t memory_bytes = 0;      // per rank; 0: what the machine has, divided by the ranks on it
   double deadline_s = 30;
-  bool keep_trace = false;          // record slices, not only sums
+  bool keep_trace = false;  // record slices, not only sums
 };
 
 // What the requests need; only the rank that has them knows.
 struct RunDemand {
   HeadMode mode = HeadMode::kSample;
   int64_t sequences = 1;
-  int64_t positions = 0;          // most positions of one sequence: pages are set aside for these
+  int64_t positions = 0;  // most positions of one sequence: pages are set aside for these
   int64_t longest_prompt = 0;
   int32_t logprobs = -1;
-  bool penalties = false;         // histories travel to the head
+  bool penalties = false;  // histories travel to the head
 };
 
 struct RankMemory {
@@ -77,11 +78,14 @@ struct RunSetup {
   int32_t ranks() const { return partition.num_stages(); }
 };
 
-// The context of a run: --context, or the smaller of the model's and 4096. Errors: kInvalidArgument beyond the model's.
+// The context of a run: --context, or the smaller of the model's and 4096. Errors: kInvalidArgument
+// beyond the model's.
 Result<int64_t> ContextOf(const model::ModelConfig& config, int64_t asked);
 
-// Errors: kInvalidArgument (stages, cut, groups, context), kOutOfMemory (a rank's limit, with bytes needed and free), kInvalidSchedule.
-Result<RunSetup> MakeRunSetup(const ModelBundle& bundle, const RunOptions& options, const RunDemand& demand, int32_t ranks_on_machine,
+// Errors: kInvalidArgument (stages, cut, groups, context), kOutOfMemory (a rank's limit, with bytes
+// needed and free), kInvalidSchedule.
+Result<RunSetup> MakeRunSetup(const ModelBundle& bundle, const RunOptions& options,
+                              const RunDemand& demand, int32_t ranks_on_machine,
                               bool across_processes, const kernels::Device& device);
 
 // Bytes that a process may use: the smaller of available memory and the control group's limit.

@@ -16,9 +16,12 @@ struct Candidate {
   double weight;  // exp(logit - largest)
 };
 
-bool Likelier(const Candidate& a, const Candidate& b) { return a.logit != b.logit ? a.logit > b.logit : a.token < b.token; }
+bool Likelier(const Candidate& a, const Candidate& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+}
 
-std::vector<float> Penalized(std::span<const float> logits, const SamplingParams& params, std::span<const int32_t> history) {
+std::vector<float> Penalized(std::span<const float> logits, const SamplingParams& params,
+                             std::span<const int32_t> history) {
   std::vector<float> out(logits.begin(), logits.end());
   std::unordered_map<int32_t, int> counts;
   for (const int32_t token : history) {
@@ -46,7 +49,9 @@ std::vector<Candidate> Candidates(std::span<const float> logits, const SamplingP
   double sum = 0;
   for (size_t i = 0; i < logits.size(); ++i) {
     const float scaled = logits[i] / params.temperature;
-    all[i] = {static_cast<int32_t>(i), logits[i], std::exp(static_cast<double>(scaled) - static_cast<double>(largest / params.temperature))};
+    all[i] = {
+        static_cast<int32_t>(i), logits[i],
+        std::exp(static_cast<double>(scaled) - static_cast<double>(largest / params.temperature))};
     sum += all[i].weight;
   }
   const bool cuts = params.top_k > 0 || params.top_p < 1.0F || params.min_p > 0.0F;
@@ -58,7 +63,8 @@ std::vector<Candidate> Candidates(std::span<const float> logits, const SamplingP
     keep = static_cast<size_t>(params.top_k);
     std::partial_sort(all.begin(), all.begin() + static_cast<int64_t>(keep), all.end(), Likelier);
     all.resize(keep);
-    sum = std::accumulate(all.begin(), all.end(), 0.0, [](double s, const Candidate& c) { return s + c.weight; });
+    sum = std::accumulate(all.begin(), all.end(), 0.0,
+                          [](double s, const Candidate& c) { return s + c.weight; });
   } else {
     std::sort(all.begin(), all.end(), Likelier);
   }
@@ -79,9 +85,12 @@ std::vector<Candidate> Candidates(std::span<const float> logits, const SamplingP
   return all;
 }
 
-int32_t Draw(const std::vector<Candidate>& candidates, const SamplingParams& params, int32_t sequence, int64_t position) {
-  const uint64_t key = MixKey(MixKey(params.seed, 0x73616D706C65ULL), static_cast<uint64_t>(sequence));
-  const auto words = Philox({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0}, key);
+int32_t Draw(const std::vector<Candidate>& candidates, const SamplingParams& params,
+             int32_t sequence, int64_t position) {
+  const uint64_t key =
+      MixKey(MixKey(params.seed, 0x73616D706C65ULL), static_cast<uint64_t>(sequence));
+  const auto words =
+      Philox({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0}, key);
   double sum = 0;
   for (const Candidate& candidate : candidates) {
     sum += candidate.weight;
@@ -113,17 +122,21 @@ double LogSum(std::span<const float> logits) {
 
 void AddLogprobs(std::span<const float> logits, int32_t count, Sampled& sampled) {
   const double log_sum = LogSum(logits);
-  sampled.logprob = static_cast<float>(static_cast<double>(logits[static_cast<size_t>(sampled.token)]) - log_sum);
+  sampled.logprob =
+      static_cast<float>(static_cast<double>(logits[static_cast<size_t>(sampled.token)]) - log_sum);
   std::vector<int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
   const auto keep = std::min(static_cast<size_t>(count), logits.size());
-  std::partial_sort(order.begin(), order.begin() + static_cast<int64_t>(keep), order.end(), [&](int32_t a, int32_t b) {
-    const float x = logits[static_cast<size_t>(a)];
-    const float y = logits[static_cast<size_t>(b)];
-    return x != y ? x > y : a < b;
-  });
+  std::partial_sort(order.begin(), order.begin() + static_cast<int64_t>(keep), order.end(),
+                    [&](int32_t a, int32_t b) {
+                      const float x = logits[static_cast<size_t>(a)];
+                      const float y = logits[static_cast<size_t>(b)];
+                      return x != y ? x > y : a < b;
+                    });
   for (size_t i = 0; i < keep; ++i) {
-    sampled.top.push_back({order[i], static_cast<float>(static_cast<double>(logits[static_cast<size_t>(order[i])]) - log_sum)});
+    sampled.top.push_back(
+        {order[i],
+         static_cast<float>(static_cast<double>(logits[static_cast<size_t>(order[i])]) - log_sum)});
   }
 }
 
@@ -131,7 +144,8 @@ void AddLogprobs(std::span<const float> logits, int32_t count, Sampled& sampled)
 
 Result<> CheckSampling(const SamplingParams& params) {
   const auto wrong = [](std::string_view what, double got, std::string_view wanted) {
-    return MakeError(ErrorCode::kInvalidArgument, "[serve.sampling] {}: got {}, wanted {}", what, got, wanted);
+    return MakeError(ErrorCode::kInvalidArgument, "[serve.sampling] {}: got {}, wanted {}", what,
+                     got, wanted);
   };
   if (!(params.temperature >= 0 && params.temperature <= 1000)) {
     return wrong("--temperature", params.temperature, "0 (greedy) to 1000");
@@ -146,15 +160,18 @@ Result<> CheckSampling(const SamplingParams& params) {
     return wrong("--top-k", params.top_k, "0 (all) or more");
   }
   if (!(params.repetition_penalty > 0 && params.repetition_penalty <= 100)) {
-    return wrong("--repeat-penalty", params.repetition_penalty, "more than 0, at most 100 (1: off)");
+    return wrong("--repeat-penalty", params.repetition_penalty,
+                 "more than 0, at most 100 (1: off)");
   }
   if (!(std::abs(params.presence_penalty) <= 100) || !(std::abs(params.frequency_penalty) <= 100)) {
-    return wrong("--presence-penalty and --frequency-penalty", params.presence_penalty, "-100 to 100 (0: off)");
+    return wrong("--presence-penalty and --frequency-penalty", params.presence_penalty,
+                 "-100 to 100 (0: off)");
   }
   return {};
 }
 
-Sampled Sample(std::span<const float> logits, const SamplingParams& params, std::span<const int32_t> history, int32_t sequence, int64_t position) {
+Sampled Sample(std::span<const float> logits, const SamplingParams& params,
+               std::span<const int32_t> history, int32_t sequence, int64_t position) {
   std::vector<float> penalized;
   std::span<const float> used = logits;
   if (params.penalizes()) {
@@ -173,6 +190,8 @@ Sampled Sample(std::span<const float> logits, const SamplingParams& params, std:
   return sampled;
 }
 
-double LogProbability(std::span<const float> logits, int32_t token) { return static_cast<double>(logits[static_cast<size_t>(token)]) - LogSum(logits); }
+double LogProbability(std::span<const float> logits, int32_t token) {
+  return static_cast<double>(logits[static_cast<size_t>(token)]) - LogSum(logits);
+}
 
 }  // namespace penstock::serve

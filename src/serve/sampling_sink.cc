@@ -2,7 +2,8 @@
 
 namespace penstock::serve {
 
-RowResult SamplingSink::MakeRow(const runtime::SequenceSlice& slice, int64_t position, std::span<const float> logits, int32_t target) {
+RowResult SamplingSink::MakeRow(const runtime::SequenceSlice& slice, int64_t position,
+                                std::span<const float> logits, int32_t target) {
   RowResult row;
   row.sequence = slice.sequence;
   row.position = position;
@@ -38,7 +39,9 @@ Result<std::vector<std::byte>> SamplingSink::Consume(const runtime::StepPlan& pl
       const auto place = static_cast<size_t>(index);
       const int32_t target = place < note.targets.size() ? note.targets[place] : -1;
       if (target >= vocabulary_) {
-        return MakeError(ErrorCode::kInvalidArgument, "[serve.score] token {} is not in the vocabulary of {}", target, vocabulary_);
+        return MakeError(ErrorCode::kInvalidArgument,
+                         "[serve.score] token {} is not in the vocabulary of {}", target,
+                         vocabulary_);
       }
       rows.push_back(MakeRow(slice, slice.first_position + i, logits.Row<float>(index), target));
     }

@@ -1,4 +1,5 @@
-// The head's end of sampling: keeps each sequence's parameters and history, turns logits into tokens, scores or rows.
+// The head's end of sampling: keeps each sequence's parameters and history, turns logits into
+// tokens, scores or rows.
 
 #pragma once
 
@@ -12,10 +13,14 @@ namespace penstock::serve {
 class SamplingSink final : public runtime::HeadSink {
  public:
   // `logprobs`: most alternatives that any sequence asks for.
-  SamplingSink(HeadMode mode, int64_t vocabulary, int32_t logprobs) : mode_(mode), vocabulary_(vocabulary), logprobs_(logprobs) {}
+  SamplingSink(HeadMode mode, int64_t vocabulary, int32_t logprobs)
+      : mode_(mode), vocabulary_(vocabulary), logprobs_(logprobs) {}
 
   Result<std::vector<std::byte>> Consume(const runtime::StepPlan& plan, Tensor logits) override;
-  int64_t MaxResultBytes(int64_t selected) const override { return serve::MaxResultBytes(mode_, selected, vocabulary_, logprobs_); }
+
+  int64_t MaxResultBytes(int64_t selected) const override {
+    return serve::MaxResultBytes(mode_, selected, vocabulary_, logprobs_);
+  }
 
  private:
   struct Sequence {
@@ -23,7 +28,8 @@ class SamplingSink final : public runtime::HeadSink {
     std::vector<int32_t> history;
   };
 
-  RowResult MakeRow(const runtime::SequenceSlice& slice, int64_t position, std::span<const float> logits, int32_t target);
+  RowResult MakeRow(const runtime::SequenceSlice& slice, int64_t position,
+                    std::span<const float> logits, int32_t target);
 
   HeadMode mode_;
   int64_t vocabulary_;

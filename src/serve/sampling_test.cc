@@ -12,7 +12,9 @@ namespace {
 
 const std::vector<float> kLogits = {1.0F, 3.0F, 2.0F, -1.0F, 3.0F};
 
-TEST(Sampling, GreedyTakesTheLowestIdAmongEquals) { EXPECT_EQ(Sample(kLogits, {}, {}, 0, 0).token, 1); }
+TEST(Sampling, GreedyTakesTheLowestIdAmongEquals) {
+  EXPECT_EQ(Sample(kLogits, {}, {}, 0, 0).token, 1);
+}
 
 TEST(Sampling, DrawsFollowTheDistribution) {
   SamplingParams params;
@@ -39,7 +41,8 @@ TEST(Sampling, DrawsDependOnSeedSequenceAndPositionOnly) {
   int differ = 0;
   for (int i = 0; i < 100; ++i) {
     EXPECT_EQ(Sample(kLogits, params, {}, 3, i).token, Sample(kLogits, params, {}, 3, i).token);
-    differ += Sample(kLogits, params, {}, 3, i).token != Sample(kLogits, params, {}, 4, i).token ? 1 : 0;
+    differ +=
+        Sample(kLogits, params, {}, 3, i).token != Sample(kLogits, params, {}, 4, i).token ? 1 : 0;
   }
   EXPECT_GT(differ, 20);
 }

@@ -7,7 +7,8 @@
 
 namespace penstock::serve {
 
-// One stage per rank, `groups` micro-batches per lap. Errors: kInvalidArgument (numbers out of range), kInvalidSchedule (the proof fails).
+// One stage per rank, `groups` micro-batches per lap. Errors: kInvalidArgument (numbers out of
+// range), kInvalidSchedule (the proof fails).
 Result<schedule::Schedule> ServingSchedule(int32_t stages, int32_t groups);
 
 }  // namespace penstock::serve

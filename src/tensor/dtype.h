@@ -1,7 +1,8 @@
 // Element types, and the block formats of quantized files.
 //
-// A block type stores `block_elements` consecutive elements of a row in `block_bytes` bytes (GGUF's layouts, little-endian).
-// Source of the block layouts: the GGUF specification and ggml's type table.
+// A block type stores `block_elements` consecutive elements of a row in `block_bytes` bytes (GGUF's
+// layouts, little-endian). Source of the block layouts: the GGUF specification and ggml's type
+// table.
 
 #pragma once
 
@@ -44,6 +45,8 @@ const DTypeTraits& Traits(DType type);
 // Bytes of one row of `elements` elements. REQUIRES: elements is a multiple of block_elements.
 int64_t RowBytes(DType type, int64_t elements);
 
-inline std::string_view DTypeName(DType type) { return Traits(type).name; }
+inline std::string_view DTypeName(DType type) {
+  return Traits(type).name;
+}
 
 }  // namespace penstock

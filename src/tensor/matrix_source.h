@@ -1,4 +1,5 @@
-// Where a weight matrix or vector comes from: read by rows while it is packed, so that nothing is held twice.
+// Where a weight matrix or vector comes from: read by rows while it is packed, so that nothing is
+// held twice.
 
 #pragma once
 
@@ -11,9 +12,10 @@
 
 namespace penstock {
 
-// A matrix [rows, columns] inside a file (vectors have one row). Rows are output features, columns input features.
-// Implementations undo whatever the file format did to the tensor (row permutations, fused or split parts), so that rows come in
-// the canonical order of Hugging Face. Thread-safe for reading.
+// A matrix [rows, columns] inside a file (vectors have one row). Rows are output features, columns
+// input features. Implementations undo whatever the file format did to the tensor (row
+// permutations, fused or split parts), so that rows come in the canonical order of Hugging Face.
+// Thread-safe for reading.
 class MatrixSource {
  public:
   virtual ~MatrixSource() = default;

@@ -36,13 +36,16 @@ struct MemoryFigures {
   int64_t total = 0;
 
   int64_t& operator[](MemoryCategory c) { return bytes[static_cast<size_t>(c)]; }
+
   int64_t operator[](MemoryCategory c) const { return bytes[static_cast<size_t>(c)]; }
 };
 
 // One rank's account. Thread-safe. Must outlive the Buffers that it handed out.
 class MemoryAccount {
  public:
-  explicit MemoryAccount(int64_t limit_bytes = std::numeric_limits<int64_t>::max()) : limit_bytes_(limit_bytes) {}
+  explicit MemoryAccount(int64_t limit_bytes = std::numeric_limits<int64_t>::max())
+      : limit_bytes_(limit_bytes) {}
+
   MemoryAccount(const MemoryAccount&) = delete;
   MemoryAccount& operator=(const MemoryAccount&) = delete;
 
@@ -51,8 +54,10 @@ class MemoryAccount {
   void Give(MemoryCategory category, int64_t bytes);
 
   MemoryFigures current() const;
-  // Each category's own peak; `total` is the peak of the sum (at one moment), at most the sum of the peaks.
+  // Each category's own peak; `total` is the peak of the sum (at one moment), at most the sum of
+  // the peaks.
   MemoryFigures peak() const;
+
   int64_t limit_bytes() const { return limit_bytes_; }
 
  private:
@@ -81,7 +86,9 @@ class Buffer {
   ~Buffer();
 
   std::byte* data() { return data_; }
+
   const std::byte* data() const { return data_; }
+
   int64_t size() const { return size_; }
 
  private:

@@ -15,14 +15,17 @@ namespace {
 
 using Bytes = std::span<const std::byte>;
 
-bool Same(Bytes a, Bytes b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
+bool Same(Bytes a, Bytes b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end());
+}
 
 void Header(Bytes bytes) {
   const auto header = comm::DecodeHeader(bytes);
   if (!header.ok()) {
     return;
   }
-  PENSTOCK_CHECK(Same(comm::EncodeHeader(header.value()), bytes.first(comm::kHeaderBytes)), "same header");
+  PENSTOCK_CHECK(Same(comm::EncodeHeader(header.value()), bytes.first(comm::kHeaderBytes)),
+                 "same header");
   PENSTOCK_CHECK(header->payload_bytes() >= 0, "the payload's size does not overflow");
   PENSTOCK_CHECK(!comm::LaneText(header->lane).empty(), "every lane has a name");
 }

@@ -1,7 +1,7 @@
 // Fuzzes the loader of tokenizer.json and the encoder behind it.
 //
-// Input: a tokenizer.json, a zero byte, a text. Whatever they are: no crash, no runaway memory; ids exist; decoding what was
-// encoded works, and streaming it gives the same text.
+// Input: a tokenizer.json, a zero byte, a text. Whatever they are: no crash, no runaway memory; ids
+// exist; decoding what was encoded works, and streaming it gives the same text.
 
 #include <cstdint>
 #include <cstdlib>
@@ -27,8 +27,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   const size_t zero = input.find('\0');
   const std::string_view file = input.substr(0, zero);
-  const std::string_view sample =
-      zero == std::string_view::npos ? std::string_view("ab <s> 1\xFFz\u00e9") : input.substr(zero + 1);
+  const std::string_view sample = zero == std::string_view::npos
+                                      ? std::string_view("ab <s> 1\xFFz\u00e9")
+                                      : input.substr(zero + 1);
   (void)text::CanonicalTemplate(sample);
   const auto tokenizer = text::Tokenizer::FromTokenizerJson(file, nullptr, "fuzz");
   if (!tokenizer.ok()) {
