@@ -174,6 +174,7 @@ class Builder {
 
   void Take(const Op& op, bool& attends, bool& feeds_forward);
   void TakeMoe(const model::MoeOp& p, const Op& op);
+  void TakeDepthRead(const model::DepthReadOp& p, const Op& op);
   void TakeCounted(const model::CountedOp& p, const Op& op, bool& attends, bool& feeds_forward);
 
   const Graph& graph_;
@@ -208,6 +209,20 @@ void Builder::TakeMoe(const model::MoeOp& p, const Op& op) {
   out_.saved.routed += e.chosen * (2 * e.inputs + 3 * 2 * e.inner + 2 * e.inputs);
   out_.launches += 6;
   out_.whole_row_elements += 2 * e.chosen * e.inputs;
+}
+
+// Per source a sum of squares, a score and a weighted sum. The backward pass computes the weights
+// again; of the sources, the last one (the running sum) is this layer's own, the others are kept
+// once by whoever wrote them, not by each reader.
+void Builder::TakeDepthRead(const model::DepthReadOp& p, const Op& op) {
+  for (const TensorId id : {p.query, p.key_norm}) {
+    if (id.valid()) {
+      out_.vector_parameters += Elements(graph_.tensor(id));
+    }
+  }
+  out_.extra_flops_per_row += 6 * static_cast<double>(op.inputs.size()) * Width(op.inputs[0]);
+  Keep(op.inputs.back());
+  Touch(op);
 }
 
 void Builder::TakeCounted(const model::CountedOp& p, const Op& op, bool& attends,
@@ -271,6 +286,8 @@ void Builder::Take(const Op& op, bool& attends, bool& feeds_forward) {
     out_.vector_parameters += Elements(graph_.tensor(norm->weight));
     Keep(op.inputs[0]);
     Touch(op);
+  } else if (const auto* read = std::get_if<model::DepthReadOp>(&op.params)) {
+    TakeDepthRead(*read, op);
   } else if (const auto* linear = std::get_if<model::LinearOp>(&op.params)) {
     for (size_t i = 0; i < linear->weights.size(); ++i) {
       AddMatrix(linear->weights[i], op, i);

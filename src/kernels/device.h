@@ -150,6 +150,12 @@ class Device {
   virtual void Add(Tensor a, Tensor b, Tensor out) = 0;
   virtual void Scale(Tensor x, float factor, Tensor out) = 0;
   virtual void SoftCap(Tensor x, float cap, Tensor out) = 0;
+  // Attention over depth: per row, out = sum over the sources s_j of a_j s_j, a = softmax over j of
+  // the sum over columns of query * key_norm * s_j / sqrt(mean(s_j^2) + epsilon). Sources (at least
+  // one) have the shape of `out`; query [1, columns]; key_norm [1, columns] or empty. `out` is none
+  // of the sources. Source: arXiv 2603.15031.
+  virtual void DepthRead(std::span<const Tensor> sources, Tensor query, Tensor key_norm,
+                         float epsilon, Tensor out) = 0;
   // out[i] = x[rows[i]]
   virtual void GatherRows(Tensor x, std::span<const int32_t> rows, Tensor out) = 0;
 

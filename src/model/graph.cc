@@ -62,6 +62,9 @@ std::vector<TensorId> TensorsOf(const Op& op) {
                    AppendValid(p.up, ids);
                    AppendValid(p.down, ids);
                  },
+                 [&](const DepthReadOp& p) {
+                   AppendValid({p.query, p.key_norm}, ids);
+                 },
                  [&](const CountedOp& p) { AppendValid(p.weights, ids); }, [](const auto&) {}},
       op.params);
   return ids;
@@ -76,6 +79,7 @@ std::string_view OpName(const Op& op) {
           [](const GatedOp&) { return "gated"; }, [](const ActivationOp&) { return "activation"; },
           [](const MoeOp&) { return "moe"; }, [](const AddOp&) { return "add"; },
           [](const ScaleOp&) { return "scale"; }, [](const SoftCapOp&) { return "soft_cap"; },
+          [](const DepthReadOp&) { return "depth_read"; },
           [](const SelectRowsOp&) { return "select_rows"; },
           [](const CountedOp&) { return "counted"; }},
       op.params);
@@ -117,9 +121,9 @@ TensorId GraphBuilder::Tensor(std::string name, std::vector<int64_t> shape, Tens
     }
     return found->second;
   }
-  if (shape.size() != (role == TensorRole::kVector ? 1 : 2)) {
-    Fail(name,
-         fmt::format("has {} dimensions, wanted 1 for a vector and 2 for a matrix", shape.size()));
+  if (shape.empty() || shape.size() > 4 || (role != TensorRole::kVector && shape.size() != 2)) {
+    Fail(name, fmt::format("has {} dimensions, wanted 1 to 4 for a vector and 2 for a matrix",
+                           shape.size()));
   }
   for (const int64_t size : shape) {
     if (size < 1) {
@@ -400,6 +404,31 @@ ValueId GraphBuilder::SoftCap(ValueId x, float cap, std::string name) {
   }
   const ValueId out = NewValue(std::move(name), width(x));
   AddOp({x}, {out}, SoftCapOp{.cap = cap});
+  return out;
+}
+
+ValueId GraphBuilder::DepthRead(const std::vector<ValueId>& sources, const DepthReadOp& params,
+                                std::string name) {
+  if (sources.empty()) {
+    Fail(name, "reads no source, wanted at least one");
+    return NewValue(std::move(name), 0);
+  }
+  for (const ValueId id : sources) {
+    if (CheckRead(name, id) && width(id) != width(sources[0])) {
+      Fail(name, fmt::format("sources '{}' and '{}' have widths {} and {}, wanted one width",
+                             graph_.value(sources[0]).name, graph_.value(id).name,
+                             width(sources[0]), width(id)));
+    }
+  }
+  CheckTensor(name, params.query, {1, width(sources[0])});
+  if (params.key_norm.valid()) {
+    CheckTensor(name, params.key_norm, {width(sources[0])});
+  }
+  if (!(params.epsilon > 0.0F)) {
+    Fail(name, fmt::format("epsilon is {}, wanted a positive number", params.epsilon));
+  }
+  const ValueId out = NewValue(std::move(name), width(sources[0]));
+  AddOp(sources, {out}, params);
   return out;
 }
 

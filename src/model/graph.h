@@ -38,8 +38,9 @@ struct Value {
 
 enum class TensorRole : uint8_t { kMatrix, kVector, kEmbedding };
 
-// A weight by its canonical name: that of the Hugging Face folder. Vectors have shape [n], matrices
-// [outputs, inputs]. A tensor that is used twice (tied weights, shared layers) stands here once.
+// A weight by its canonical name: that of the Hugging Face folder. Vectors are what operations read
+// in float32 as it is, of shape [n] mostly; matrices have [outputs, inputs]. A tensor that is used
+// twice (tied weights, shared layers) stands here once.
 struct WeightTensor {
   std::string name;
   std::vector<int64_t> shape;
@@ -150,6 +151,15 @@ struct SoftCapOp {
   float cap = 0.0F;
 };
 
+// s_0, s_1, ... -> y = sum over j of a_j s_j, a = softmax over j of the sum over columns of
+// query * key_norm * s_j / sqrt(mean(s_j^2) + epsilon): attention over depth. The sources (at least
+// one) have one width; their order is the order of the sum.
+struct DepthReadOp {
+  TensorId query;     // [1, width]
+  TensorId key_norm;  // [width]; invalid: none
+  float epsilon = 1e-6F;
+};
+
 // x -> the rows whose logits are wanted (the last of each finished prompt, decode rows; all rows
 // when every logit is asked for). Stands in front of the head's work; values after it have fewer
 // rows.
@@ -179,7 +189,7 @@ struct CountedOp {
 
 using OpParams =
     std::variant<EmbedOp, RmsNormOp, LinearOp, SplitOp, RopeOp, AttentionOp, GatedOp, ActivationOp,
-                 MoeOp, AddOp, ScaleOp, SoftCapOp, SelectRowsOp, CountedOp>;
+                 MoeOp, AddOp, ScaleOp, SoftCapOp, DepthReadOp, SelectRowsOp, CountedOp>;
 
 struct Op {
   LayerId layer;
@@ -248,7 +258,7 @@ class GraphBuilder {
   void BeginLayer(LayerKind kind, std::string name);
 
   // The same name and shape give the same tensor (tied weights). Matrices have two dimensions,
-  // vectors one.
+  // vectors one to four.
   TensorId Tensor(std::string name, std::vector<int64_t> shape, TensorRole role,
                   bool routed_expert = false, bool replicated = false);
 
@@ -275,6 +285,8 @@ class GraphBuilder {
   ValueId Add(ValueId a, ValueId b, std::string name);
   ValueId Scale(ValueId x, float factor, std::string name);
   ValueId SoftCap(ValueId x, float cap, std::string name);
+  ValueId DepthRead(const std::vector<ValueId>& sources, const DepthReadOp& params,
+                    std::string name);
   ValueId SelectRows(ValueId x, std::string name);
   // Adds `state` to the current layer by itself: params.state is set here. `outputs` are names and
   // widths. The token ids may be among the inputs.

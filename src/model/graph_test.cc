@@ -45,6 +45,22 @@ TEST(Graph, AGoodGraphKeepsOperationsValuesAndTensorsInOrder) {
   EXPECT_EQ(graph->value(graph->logits).producer, LayerId(2));
 }
 
+TensorId Query(GraphBuilder& b, int64_t width = 4) {
+  return b.Tensor("query", {1, width}, TensorRole::kVector);
+}
+
+TEST(Graph, ADepthReadTakesAnyNumberOfSourcesInOrder) {
+  const auto graph = BuildWith([](GraphBuilder& b, ValueId x) {
+    const ValueId y = b.Scale(x, 2.0F, "y");
+    return b.DepthRead({x, y, x}, {.query = Query(b), .key_norm = b.Vector("norm", 4)}, "z");
+  });
+  ASSERT_TRUE(graph.ok()) << graph.error().message;
+  const Op& read = graph->ops[2];
+  EXPECT_EQ(OpName(read), "depth_read");
+  EXPECT_EQ(read.inputs, (std::vector<ValueId>{ValueId(1), ValueId(2), ValueId(1)}));
+  EXPECT_EQ(TensorsOf(read).size(), 2U);
+}
+
 struct BadGraph {
   const char* name;
   std::function<ValueId(GraphBuilder&, ValueId)> body;
@@ -57,6 +73,18 @@ TEST(Graph, MistakesAreNamedWithLayerAndOperation) {
        "layer 0: z: reads value 99, which is not written yet"},
       {"no value", [](GraphBuilder& b, ValueId) { return b.Scale(ValueId(), 2.0F, "z"); },
        "layer 0: z: reads value -1"},
+      {"a read of nothing",
+       [](GraphBuilder& b, ValueId) { return b.DepthRead({}, {.query = Query(b)}, "z"); },
+       "layer 0: z: reads no source"},
+      {"a read of unequal widths",
+       [](GraphBuilder& b, ValueId x) {
+         const ValueId y = b.Linear(x, {.weights = {b.Matrix("w", 6, 4)}, .biases = {}}, {"y"})[0];
+         return b.DepthRead({x, y}, {.query = Query(b)}, "z");
+       },
+       "layer 0: z: sources 'x' and 'y' have widths 4 and 6"},
+      {"a query of another width",
+       [](GraphBuilder& b, ValueId x) { return b.DepthRead({x}, {.query = Query(b, 5)}, "z"); },
+       "layer 0: z: 'query' has shape [1, 5], wanted [1, 4]"},
       {"token ids as numbers", [](GraphBuilder& b, ValueId x) { return b.Add(x, b.tokens(), "z"); },
        "holds token ids"},
       {"wrong columns",

@@ -221,6 +221,10 @@ Work OpWork(const Graph& graph, const Op& op, const WorkShape& shape, const Tens
                     .state = c->state},
                    shape, kv_element_bytes, work);
     work.flops += c->extra_flops_per_row * rows;
+  } else if (std::holds_alternative<DepthReadOp>(op.params)) {
+    // A sum of squares, a score and a weighted sum per source.
+    work.flops += 6.0 * static_cast<double>(op.inputs.size()) * rows *
+                  static_cast<double>(graph.value(op.inputs[0]).width);
   }
   return work;
 }

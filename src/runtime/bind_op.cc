@@ -160,6 +160,21 @@ class Binder {
     };
   }
 
+  RunOp operator()(const model::DepthReadOp& params) const {
+    const Tensor query = context_.weights.vector(params.query);
+    const Tensor key_norm =
+        params.key_norm.valid() ? context_.weights.vector(params.key_norm) : Tensor();
+    return [query, key_norm, epsilon = params.epsilon, from = op_.inputs,
+            y = Out()](const StepInput& in) {
+      std::vector<Tensor> sources;
+      sources.reserve(from.size());
+      for (const ValueId id : from) {
+        sources.push_back(in.value(id));
+      }
+      in.device.DepthRead(sources, query, key_norm, epsilon, in.value(y));
+    };
+  }
+
   RunOp operator()(const model::SelectRowsOp&) const {
     return [x = In(), y = Out()](const StepInput& in) {
       in.device.GatherRows(in.value(x), in.selected, in.value(y));

@@ -94,6 +94,11 @@ class NeedsCollector {
     }
   }
 
+  void Add(const model::DepthReadOp& op) {
+    Vector(op.query);
+    Vector(op.key_norm);
+  }
+
   template <class Other>
   void Add(const Other&) {}
 

@@ -8,6 +8,7 @@
 
 #include "kernels/cpu/activations.h"
 #include "kernels/cpu/attention.h"
+#include "kernels/cpu/depth_ops.h"
 #include "kernels/cpu/vector_ops.h"
 
 namespace penstock::kernels {
@@ -178,6 +179,19 @@ void CpuDevice::Scale(Tensor x, float factor, Tensor out) {
 
 void CpuDevice::SoftCap(Tensor x, float cap, Tensor out) {
   OverRows(out, 4, [&](RowRange range) { SoftCapRows(x, cap, out, range); });
+}
+
+void CpuDevice::DepthRead(std::span<const Tensor> sources, Tensor query, Tensor key_norm,
+                          float epsilon, Tensor out) {
+  PENSTOCK_CHECK(!sources.empty() && query.columns() == out.columns(),
+                 "there is a source, and the query is as wide as the output");
+  for (const Tensor& source : sources) {
+    PENSTOCK_CHECK(source.rows() == out.rows() && source.columns() == out.columns(),
+                   "sources have the shape of the output");
+  }
+  OverRows(out, 2 * std::ssize(sources), [&](RowRange range) {
+    DepthReadRows(sources, Floats(query), Floats(key_norm), epsilon, out, range);
+  });
 }
 
 void CpuDevice::GatherRows(Tensor x, std::span<const int32_t> rows, Tensor out) {

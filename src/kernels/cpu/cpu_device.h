@@ -41,6 +41,8 @@ class CpuDevice final : public Device {
   void Add(Tensor a, Tensor b, Tensor out) override;
   void Scale(Tensor x, float factor, Tensor out) override;
   void SoftCap(Tensor x, float cap, Tensor out) override;
+  void DepthRead(std::span<const Tensor> sources, Tensor query, Tensor key_norm, float epsilon,
+                 Tensor out) override;
   void GatherRows(Tensor x, std::span<const int32_t> rows, Tensor out) override;
 
   Result<std::unique_ptr<KvCache>> CreateKvCache(const KvCacheSpec& spec,
