@@ -28,7 +28,7 @@
 namespace penstock::kernels {
 
 enum class WeightType : uint8_t { kF32, kBF16, kInt8, kInt4 };
-enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared };
+enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared, kSigmoid };
 
 std::string_view WeightTypeName(WeightType type);
 
@@ -42,12 +42,18 @@ class Matrix {
   virtual int64_t bytes() const = 0;  // what it took from the account
 };
 
-// The keys and values of one attention layer: pages of `block_tokens` tokens, addressed by global
-// block ids.
-class KvCache {
+// What one operation keeps of its sequences between steps, in blocks that are addressed by global
+// ids.
+class StateCache {
  public:
-  virtual ~KvCache() = default;
+  virtual ~StateCache() = default;
 };
+
+// The keys and values of one attention layer: pages of `block_tokens` tokens.
+class KvCache : public StateCache {};
+
+// One latent row and one shared key per token, in pages likewise (multi-head latent attention).
+class LatentCache : public StateCache {};
 
 struct KvCacheSpec {
   int64_t blocks = 0;
@@ -55,6 +61,14 @@ struct KvCacheSpec {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t value_dim = 0;
+  DType type = DType::kBF16;  // kBF16 or kF32
+};
+
+struct LatentCacheSpec {
+  int64_t blocks = 0;
+  int64_t block_tokens = 32;  // 1 to 256
+  int64_t latent = 0;
+  int64_t rope = 0;
   DType type = DType::kBF16;  // kBF16 or kF32
 };
 
@@ -78,6 +92,23 @@ struct AttentionParams {
   int64_t window = 0;
 };
 
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434). Per head the query is [nope | rope];
+// keys and values are [k | v] = expand c with the cached latent row c, and a second part of the key
+// that all heads share. Absorbed: the query goes through the keys' half of `expand` instead, scores
+// are taken with c itself, and the weighted sum of c goes through the values' half. The two agree
+// up to rounding; which one is used is a property of the model as loaded, never of the batch.
+struct LatentAttentionParams {
+  int64_t heads = 0;
+  int64_t nope = 0;
+  int64_t rope = 0;
+  int64_t value_dim = 0;
+  int64_t latent = 0;
+  float scale = 1.0F;
+  bool absorbed = true;
+  Tensor expand_rows;              // absorbed: [heads * (nope + value_dim), latent] float32
+  const Matrix* expand = nullptr;  // else: the same, packed
+};
+
 struct RopeParams {
   int64_t heads = 0;
   int64_t head_dim = 0;
@@ -87,6 +118,7 @@ struct RopeParams {
   std::span<const float> long_inverse_frequencies;
   float scale = 1.0F;
   float long_scale = 1.0F;
+  int64_t offset = 0;  // columns [offset, offset + rotary_dim) of each head are rotated
 };
 
 struct MoeParams {
@@ -95,7 +127,12 @@ struct MoeParams {
   int64_t chosen = 0;
   float weight_scale = 1.0F;
   Activation activation = Activation::kSilu;
-  Tensor router;                           // [experts, width] float32
+  // Grouped choice: experts come from the `chosen_groups` best of `groups` equal runs; a run's
+  // score is the sum of its two best biased scores. 1: no groups.
+  int64_t groups = 1;
+  int64_t chosen_groups = 1;
+  Tensor router_input;                     // what the router reads; empty: x itself
+  Tensor router;                           // [experts, its columns] float32
   Tensor router_bias;                      // [1, experts] float32, or empty
   std::span<const Matrix* const> gate_up;  // per expert [2 * ffn, width]: gate rows, then up rows
   std::span<const Matrix* const> down;     // per expert [width, ffn]
@@ -171,6 +208,18 @@ class Device {
   virtual void Attention(KvCache& cache, const AttentionParams& params,
                          std::span<const SequenceRows> sequences, Tensor q, Tensor k, Tensor v,
                          Tensor out, Tensor workspace) = 0;
+
+  virtual Result<std::unique_ptr<LatentCache>> CreateLatentCache(const LatentCacheSpec& spec,
+                                                                 MemoryAccount& account) = 0;
+  virtual int64_t LatentCacheBytes(const LatentCacheSpec& spec) const = 0;
+  // `type`: how `expand` is held where the params are not absorbed.
+  virtual int64_t LatentAttentionWorkspaceBytes(const LatentAttentionParams& params,
+                                                WeightType type, int64_t rows) const = 0;
+  // Writes latent [rows, latent] and key [rows, rope] at their positions, then out [rows, heads *
+  // value_dim] = causal attention of q [rows, heads * (nope + rope)].
+  virtual void LatentAttention(LatentCache& cache, const LatentAttentionParams& params,
+                               std::span<const SequenceRows> sequences, Tensor q, Tensor latent,
+                               Tensor key, Tensor out, Tensor workspace) = 0;
 
   // ---- Mixture of experts ----
 

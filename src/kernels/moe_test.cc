@@ -41,6 +41,8 @@ class Layer {
     params_.down = down_matrices_;
   }
 
+  MoeParams& params() { return params_; }
+
   const MoeParams& params() const { return params_; }
 
   std::vector<double> Reference(const Filled& x, int64_t rows) const {
@@ -150,6 +152,86 @@ TEST(Moe, ARoutersNanStillChoosesDistinctExperts) {
   EXPECT_EQ(chosen[1], 1);
   EXPECT_EQ(chosen[2], 2);
   EXPECT_TRUE(std::isnan(weights[0]));
+}
+
+TEST(Moe, ExpertsComeFromTheGroupsWithTheBestPairs) {
+  MoeParams params;
+  params.sigmoid = true;
+  params.chosen = 2;
+  params.groups = 3;
+  params.chosen_groups = 1;
+  Filled router(9, 4);
+  params.router = router.tensor();
+  // The best single score is in group 0, the best pair in group 1.
+  Filled bias(1, 9, {0, 0, 0, 0, 0, 0, -5, 1, 1});
+  const std::vector<float> given = {4.0F, -9, -9, 0.5F, 0.4F, 0.3F, -3.0F, -2.5F, -1.0F};
+  std::vector<float> logits = given;
+  int32_t chosen[2];
+  float weights[2];
+  RouteRow(params, logits.data(), chosen, weights);
+  EXPECT_EQ(chosen[0], 3);
+  EXPECT_EQ(chosen[1], 4);
+  params.router_bias = bias.tensor();
+  logits = given;
+  RouteRow(params, logits.data(), chosen, weights);
+  // The bias moves the choice to group 2 and stays out of the weights.
+  EXPECT_EQ(chosen[0], 8);
+  EXPECT_EQ(chosen[1], 7);
+  EXPECT_NEAR(weights[0], 1.0F / (1.0F + std::exp(1.0F)), 1e-6);
+}
+
+TEST(Moe, GroupedRoutingAgreesWithTheScalarTwin) {
+  constexpr int64_t kCount = 24;
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    const std::vector<float> router = RandomFloats(kCount * 8, seed);
+    const std::vector<float> bias = RandomFloats(kCount, seed + 1000);
+    const std::vector<float> x = RandomFloats(8, seed + 2000);
+    ref::MoeWeights<double> weights;
+    const std::vector<double> wide_router = Doubles(router);
+    const std::vector<double> wide_bias = Doubles(bias);
+    weights.router = wide_router;
+    weights.router_bias = wide_bias;
+    weights.gate_up.resize(kCount);
+    const ref::MoeChoice choice{true, true, 4, 2.5, 6, 2};
+    const std::vector<double> want = ref::RouterWeights<double>(weights, choice, Doubles(x));
+    MoeParams params;
+    params.sigmoid = true;
+    params.normalize = true;
+    params.chosen = 4;
+    params.weight_scale = 2.5F;
+    params.groups = 6;
+    params.chosen_groups = 2;
+    Filled router_rows(kCount, 8, router);
+    Filled bias_row(1, kCount, bias);
+    params.router = router_rows.tensor();
+    params.router_bias = bias_row.tensor();
+    std::vector<float> logits;
+    for (int64_t e = 0; e < kCount; ++e) {
+      double sum = 0;
+      for (size_t c = 0; c < 8; ++c) {
+        sum += static_cast<double>(router[static_cast<size_t>(e) * 8 + c]) * x[c];
+      }
+      logits.push_back(static_cast<float>(sum));
+    }
+    int32_t chosen[4];
+    float got[4];
+    RouteRow(params, logits.data(), chosen, got);
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_NEAR(got[i], want[static_cast<size_t>(chosen[i])], 1e-6) << "seed " << seed;
+    }
+  }
+}
+
+TEST(Moe, TheRouterMayReadAnotherInputThanTheExperts) {
+  auto device = MakeDevice(2);
+  Layer layer(*device, true);
+  Filled x(5, kWidth, RandomFloats(5 * kWidth, 6));
+  Filled other(5, kWidth, RandomFloats(5 * kWidth, 7));
+  const std::vector<float> same = Mix(*device, layer, x);
+  layer.params().router_input = x.tensor();
+  EXPECT_EQ(Mix(*device, layer, x), same);
+  layer.params().router_input = other.tensor();
+  EXPECT_NE(Mix(*device, layer, x), same);
 }
 
 }  // namespace

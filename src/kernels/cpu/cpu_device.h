@@ -9,6 +9,7 @@
 #include "kernels/cpu/activations.h"
 #include "kernels/cpu/features.h"
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/latent_attention.h"
 #include "kernels/cpu/packed_matrix.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/cpu/rope_tables.h"
@@ -53,6 +54,15 @@ class CpuDevice final : public Device {
                  std::span<const SequenceRows> sequences, Tensor q, Tensor k, Tensor v, Tensor out,
                  Tensor workspace) override;
 
+  Result<std::unique_ptr<LatentCache>> CreateLatentCache(const LatentCacheSpec& spec,
+                                                         MemoryAccount& account) override;
+  int64_t LatentCacheBytes(const LatentCacheSpec& spec) const override;
+  int64_t LatentAttentionWorkspaceBytes(const LatentAttentionParams& params, WeightType type,
+                                        int64_t rows) const override;
+  void LatentAttention(LatentCache& cache, const LatentAttentionParams& params,
+                       std::span<const SequenceRows> sequences, Tensor q, Tensor latent, Tensor key,
+                       Tensor out, Tensor workspace) override;
+
   int64_t MoeWorkspaceBytes(int64_t experts, int64_t chosen, int64_t width, int64_t ffn,
                             WeightType type, int64_t rows) const override;
   void Moe(const MoeParams& params, Tensor x, Tensor out, Tensor workspace) override;
@@ -68,6 +78,13 @@ class CpuDevice final : public Device {
       body(RowRange{begin, end});
     });
   }
+
+  void AttendAbsorbedRows(CpuLatentCache& cache, const LatentAttentionParams& params,
+                          std::span<const SequenceRows> sequences, Tensor q, Tensor out,
+                          Tensor workspace);
+  void AttendPlainRows(CpuLatentCache& cache, const LatentAttentionParams& params,
+                       std::span<const SequenceRows> sequences, Tensor q, Tensor out,
+                       Tensor workspace);
 
   GemmFunction PrepareActivations(const PackedMatrix& matrix, const ActivationLayout& layout,
                                   Tensor x, std::byte* a, GemmArgs& args);

@@ -114,6 +114,8 @@ HWY_INLINE VF Activate(DF d, Activation activation, VF x) {
       const VF positive = hn::IfThenElse(hn::Lt(x, zero), zero, x);
       return hn::Mul(positive, positive);
     }
+    case Activation::kSigmoid:
+      return Sigmoid(d, x);
   }
   return x;
 }

@@ -68,6 +68,9 @@ void CpuDevice::Moe(const MoeParams& params, Tensor x, Tensor out, Tensor worksp
                      params.down.size() == params.gate_up.size(),
                  "each expert has its matrices");
   PENSTOCK_CHECK(params.chosen >= 1 && params.chosen <= experts, "experts to choose from");
+  PENSTOCK_CHECK(experts % params.groups == 0 && params.chosen_groups >= 1 &&
+                     params.chosen <= experts / params.groups * params.chosen_groups,
+                 "the chosen groups hold enough experts");
   int64_t linear_bytes = 0;
   for (const std::span<const Matrix* const> matrices : {params.gate_up, params.down}) {
     for (const Matrix* matrix : matrices) {
@@ -88,13 +91,15 @@ void CpuDevice::Moe(const MoeParams& params, Tensor x, Tensor out, Tensor worksp
   auto* row_list = reinterpret_cast<int32_t*>(base + at.row_list);
   auto* row_weight = reinterpret_cast<float*>(base + at.row_weight);
 
-  pool_.Split(rows, rows * experts * width < kSerialElements, [&](int64_t begin, int64_t end) {
-    RouterRows(x, params.router, logits, {begin, end});
-    for (int64_t r = begin; r < end; ++r) {
-      RouteRow(params, logits + r * experts, chosen + r * params.chosen,
-               weights + r * params.chosen);
-    }
-  });
+  const Tensor routed = params.router_input.empty() ? x : params.router_input;
+  pool_.Split(rows, rows * experts * routed.columns() < kSerialElements,
+              [&](int64_t begin, int64_t end) {
+                RouterRows(routed, params.router, logits, {begin, end});
+                for (int64_t r = begin; r < end; ++r) {
+                  RouteRow(params, logits + r * experts, chosen + r * params.chosen,
+                           weights + r * params.chosen);
+                }
+              });
 
   for (int64_t r = 0; r < rows; ++r) {
     std::ranges::fill(out.Row<float>(r), 0.0F);

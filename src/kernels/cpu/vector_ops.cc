@@ -109,6 +109,8 @@ void MapActivation(Activation activation, Tensor a, Tensor b, Tensor out, RowRan
       return Map(Op<Activation::kRelu>(), a, b, out, rows);
     case Activation::kReluSquared:
       return Map(Op<Activation::kReluSquared>(), a, b, out, rows);
+    case Activation::kSigmoid:
+      return Map(Op<Activation::kSigmoid>(), a, b, out, rows);
   }
 }
 
@@ -281,15 +283,18 @@ void Rope(Tensor x, const RopeParams& params, const float* cos, const float* sin
   const int64_t half = params.rotary_dim / 2;
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     for (int64_t h = 0; h < params.heads; ++h) {
-      const float* in = In(x, r) + h * params.head_dim;
-      float* to = Out(out, r) + h * params.head_dim;
+      const float* head = In(x, r) + h * params.head_dim;
+      float* to_head = Out(out, r) + h * params.head_dim;
+      const float* in = head + params.offset;
+      float* to = to_head + params.offset;
       if (params.interleaved) {
         RopePairs(in, cos + r * half, sin + r * half, half, to);
       } else {
         RopeHalves(in, cos + r * half, sin + r * half, half, to);
       }
       if (in != to) {
-        std::copy(in + params.rotary_dim, in + params.head_dim, to + params.rotary_dim);
+        std::copy(head, in, to_head);
+        std::copy(in + params.rotary_dim, head + params.head_dim, to + params.rotary_dim);
       }
     }
   }

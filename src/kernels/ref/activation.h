@@ -47,6 +47,8 @@ T Activate(Activation activation, const T& x) {
       return RealPart(x) > 0 ? x : Number<T>(0);
     case Activation::kReluSquared:
       return RealPart(x) > 0 ? x * x : Number<T>(0);
+    case Activation::kSigmoid:
+      return Sigmoid(x);
   }
   return x;
 }

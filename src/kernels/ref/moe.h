@@ -29,9 +29,33 @@ struct MoeChoice {
   bool normalize = false;
   int64_t chosen = 0;
   double weight_scale = 1;
+  int64_t groups = 1;
+  int64_t chosen_groups = 1;
 };
 
-// Weight of every expert for one row, zero where it is not chosen. Ties go to the lower index.
+// Groups that experts may be chosen from: those with the greatest sums of their two best keys.
+inline std::vector<bool> OpenGroups(const MoeChoice& choice, const std::vector<double>& keys) {
+  const size_t size = keys.size() / static_cast<size_t>(choice.groups);
+  std::vector<double> scores;
+  for (int64_t g = 0; g < choice.groups; ++g) {
+    std::vector<double> group(keys.begin() + static_cast<int64_t>(size) * g,
+                              keys.begin() + static_cast<int64_t>(size) * (g + 1));
+    std::sort(group.rbegin(), group.rend());
+    scores.push_back(group[0] + (size > 1 ? group[1] : 0.0));
+  }
+  std::vector<size_t> order(scores.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return scores[a] > scores[b]; });
+  std::vector<bool> open(scores.size(), false);
+  for (int64_t i = 0; i < choice.chosen_groups; ++i) {
+    open[order[static_cast<size_t>(i)]] = true;
+  }
+  return open;
+}
+
+// Weight of every expert for one row, zero where it is not chosen. Ties go to the lower index. `x`
+// is what the router reads.
 template <class T>
 std::vector<T> RouterWeights(const MoeWeights<T>& weights, const MoeChoice& choice,
                              std::span<const T> x) {
@@ -46,16 +70,20 @@ std::vector<T> RouterWeights(const MoeWeights<T>& weights, const MoeChoice& choi
   } else {
     Softmax<T>(scores, scores);
   }
+  std::vector<double> keys;
+  for (size_t e = 0; e < scores.size(); ++e) {
+    const double bias = weights.router_bias.empty() ? 0.0 : RealPart(weights.router_bias[e]);
+    keys.push_back(static_cast<double>(RealPart(scores[e])) + bias);
+  }
+  const std::vector<bool> open = OpenGroups(choice, keys);
   std::vector<size_t> order(scores.size());
   std::iota(order.begin(), order.end(), size_t{0});
+  const size_t group_size = scores.size() / open.size();
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    const auto key = [&](size_t e) {
-      return weights.router_bias.empty() ? RealPart(scores[e])
-                                         : RealPart(scores[e]) + RealPart(weights.router_bias[e]);
-    };
-    return key(a) > key(b);
+    const bool open_a = open[a / group_size];
+    return open_a != open[b / group_size] ? open_a : keys[a] > keys[b];
   });
-  T sum = Number<T>(0);
+  T sum = Number<T>(choice.sigmoid ? 1e-20 : 0);
   std::vector<T> result(scores.size(), Number<T>(0));
   for (int64_t i = 0; i < choice.chosen; ++i) {
     sum += scores[order[static_cast<size_t>(i)]];
@@ -67,12 +95,14 @@ std::vector<T> RouterWeights(const MoeWeights<T>& weights, const MoeChoice& choi
   return result;
 }
 
-// out [width] of one row x [width]: the chosen experts' results, by ascending expert.
+// out [width] of one row x [width] (and what the router reads, if not x): the chosen experts'
+// results, by ascending expert.
 template <class T>
 void Moe(const MoeWeights<T>& weights, const MoeChoice& choice, Activation activation, int64_t ffn,
-         std::span<const T> x, std::span<T> out) {
+         std::span<const T> x, std::span<T> out, std::span<const T> router_input = {}) {
   const auto width = static_cast<int64_t>(x.size());
-  const std::vector<T> router = RouterWeights(weights, choice, x);
+  const std::vector<T> router =
+      RouterWeights(weights, choice, router_input.empty() ? x : router_input);
   std::ranges::fill(out, Number<T>(0));
   const auto inner = static_cast<size_t>(ffn);
   std::vector<T> both(2 * inner);
