@@ -1,0 +1,37 @@
+// Makers of the table's entries, one per kind. Only train_op.cc calls them.
+
+#pragma once
+
+#include <memory>
+
+#include "runtime/train_op.h"
+
+namespace penstock::runtime {
+
+// train_ops_matrix.cc
+std::unique_ptr<TrainOp> MakeEmbed(const model::Op& op, const model::EmbedOp& params, int32_t index,
+                                   const TrainOpContext& context);
+std::unique_ptr<TrainOp> MakeLinear(const model::Op& op, const model::LinearOp& params,
+                                    const TrainOpContext& context);
+std::unique_ptr<TrainOp> MakeMoe(const model::Op& op, const model::MoeOp& params,
+                                 const TrainOpContext& context);
+
+// train_ops_attention.cc
+std::unique_ptr<TrainOp> MakeRope(const model::Op& op, const model::RopeOp& params);
+std::unique_ptr<TrainOp> MakeAttention(const model::Op& op, const model::AttentionOp& params,
+                                       const TrainOpContext& context);
+
+// train_ops_elementwise.cc
+std::unique_ptr<TrainOp> MakeRmsNorm(const model::Op& op, const model::RmsNormOp& params);
+std::unique_ptr<TrainOp> MakeSplit(const model::Op& op, const model::SplitOp& params);
+std::unique_ptr<TrainOp> MakeGated(const model::Op& op, const model::GatedOp& params);
+std::unique_ptr<TrainOp> MakeAct(const model::Op& op, const model::ActivationOp& params);
+std::unique_ptr<TrainOp> MakeAdd(const model::Op& op, int32_t index, const TrainOpContext& context);
+std::unique_ptr<TrainOp> MakeScale(const model::Op& op, const model::ScaleOp& params);
+std::unique_ptr<TrainOp> MakeSoftCap(const model::Op& op, const model::SoftCapOp& params);
+std::unique_ptr<TrainOp> MakeSelectRows(const model::Op& op);
+
+// The kernels' name of an activation.
+kernels::Activation ConvertActivation(model::Activation activation);
+
+}  // namespace penstock::runtime
