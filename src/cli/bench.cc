@@ -202,22 +202,21 @@ Result<> BenchBody(const BenchFlags& flags, const serve::ModelBundle& bundle,
 
 }  // namespace
 
-void AddBench(CLI::App& app, int& status) {
+void AddBench(Verb& app, int& status) {
   auto flags = std::make_shared<BenchFlags>();
-  CLI::App* verb =
-      app.add_subcommand("bench", "Measure prefill and decode rates: medians and spread");
+  Verb* verb = app.AddVerb("bench", "Measure prefill and decode rates: medians and spread");
   AddModelFlags(*verb, flags->model);
   AddInteger(*verb, "--prompt-tokens", flags->prompt_tokens, "Tokens of each prompt", 1,
              int64_t{1} << 30)
-      ->capture_default_str();
+      ->ShowDefault();
   AddInteger(*verb, "--generate", flags->generate, "Tokens to generate", 1, int64_t{1} << 30)
-      ->capture_default_str();
-  verb->add_option("--sequences", flags->sequences, "Numbers of sequences to measure")
-      ->type_name("LIST")
-      ->capture_default_str();
-  AddInteger(*verb, "--repeat", flags->repeat, "Repeats", 1, 10000)->capture_default_str();
-  verb->footer("Example: penstock bench -m model.gguf --stages 2 --sequences 1,16 --repeat 5");
-  verb->callback([verb, flags, &status] {
+      ->ShowDefault();
+  verb->AddOption("--sequences", flags->sequences, "Numbers of sequences to measure")
+      ->TypeName("LIST")
+      ->ShowDefault();
+  AddInteger(*verb, "--repeat", flags->repeat, "Repeats", 1, 10000)->ShowDefault();
+  verb->Footer("Example: penstock bench -m model.gguf --stages 2 --sequences 1,16 --repeat 5");
+  verb->Callback([verb, flags, &status] {
     status = RunModelVerb(*verb, flags->model,
                           [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,
                               std::unique_ptr<comm::Channel> channel) {

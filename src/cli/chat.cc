@@ -241,24 +241,24 @@ Result<> ChatBody(const ChatFlags& flags, const serve::ModelBundle& bundle,
 
 }  // namespace
 
-void AddChat(CLI::App& app, int& status) {
+void AddChat(Verb& app, int& status) {
   auto flags = std::make_shared<ChatFlags>();
-  CLI::App* verb = app.add_subcommand("chat", "A conversation that keeps its keys and values");
+  Verb* verb = app.AddVerb("chat", "A conversation that keeps its keys and values");
   AddModelFlags(*verb, flags->model);
   AddInteger(*verb, "-n", flags->max_new, "Most tokens of an answer", 1, int64_t{1} << 40)
-      ->type_name("TOKENS")
-      ->capture_default_str();
+      ->TypeName("TOKENS")
+      ->ShowDefault();
   AddSamplingFlags(*verb, flags->sampling);
-  verb->add_option("--stop", flags->stops, "End an answer before this text; repeatable")
-      ->type_name("TEXT");
-  verb->add_option("--system", flags->system, "A system message")->type_name("TEXT");
-  verb->add_option("--template", flags->template_name,
-                   "The chat template's name, instead of the model's own")
-      ->type_name("NAME");
-  verb->footer(
+  verb->AddOption("--stop", flags->stops, "End an answer before this text; repeatable")
+      ->TypeName("TEXT");
+  verb->AddOption("--system", flags->system, "A system message")->TypeName("TEXT");
+  verb->AddOption("--template", flags->template_name,
+                  "The chat template's name, instead of the model's own")
+      ->TypeName("NAME");
+  verb->Footer(
       "Example: penstock chat -m model.gguf --stages 2\nLines may be piped in: echo \"Name three "
       "rivers.\" | penstock chat -m model.gguf");
-  verb->callback([verb, flags, &status] {
+  verb->Callback([verb, flags, &status] {
     status = RunModelVerb(*verb, flags->model,
                           [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,
                               std::unique_ptr<comm::Channel> channel) {

@@ -163,7 +163,7 @@ void PrintGood(const schedule::ScheduleText& read, const schedule::Report& repor
     fmt::print("weight gradients that come early and are held back: {}\n", held);
 }
 
-int Run(const CLI::App& verb, const Flags& flags) {
+int Run(const Verb& verb, const Flags& flags) {
   schedule::TextPlace place;
   const auto read = schedule::ReadScheduleFile(flags.file, &place);
   if (!read.ok()) {
@@ -198,31 +198,29 @@ int Run(const CLI::App& verb, const Flags& flags) {
 
 }  // namespace
 
-void AddCheck(CLI::App& app, int& status) {
-  CLI::App* verb = app.add_subcommand(
+void AddCheck(Verb& app, int& status) {
+  Verb* verb = app.AddVerb(
       "check",
       "Prove that a schedule file is complete, ordered, free of deadlock and within memory");
   auto flags = std::make_shared<Flags>();
   AddCommonFlags(*verb, flags->common);
-  verb->add_option("file", flags->file, "Native schedule or PyTorch CSV of any dialect")
-      ->required();
-  verb->add_option("-p,--ranks", flags->ranks, "The file must have this many ranks")
-      ->check(CLI::PositiveNumber);
-  verb->add_option("--transport", flags->transport,
-                   "Of lowered files: posted, buffered, credits or rendezvous")
-      ->capture_default_str();
-  verb->add_option("--credits", flags->credits, "Undelivered messages per edge and direction")
-      ->capture_default_str();
-  verb->add_option("--activation-limit", flags->activation_limit,
-                   "Most saved activations: N for all ranks or N,N,... one per rank, in "
-                   "micro-batches of one rank's share (bytes with --costs)");
-  verb->add_option("--costs", flags->costs,
-                   "Costs file (TOML): count activations in bytes; its memory_bytes are the limit");
-  verb->footer(
+  verb->AddOption("file", flags->file, "Native schedule or PyTorch CSV of any dialect")->Required();
+  verb->AddOption("-p,--ranks", flags->ranks, "The file must have this many ranks")->Positive();
+  verb->AddOption("--transport", flags->transport,
+                  "Of lowered files: posted, buffered, credits or rendezvous")
+      ->ShowDefault();
+  verb->AddOption("--credits", flags->credits, "Undelivered messages per edge and direction")
+      ->ShowDefault();
+  verb->AddOption("--activation-limit", flags->activation_limit,
+                  "Most saved activations: N for all ranks or N,N,... one per rank, in "
+                  "micro-batches of one rank's share (bytes with --costs)");
+  verb->AddOption("--costs", flags->costs,
+                  "Costs file (TOML): count activations in bytes; its memory_bytes are the limit");
+  verb->Footer(
       "Exit status 0: legal, 1: refused, 2: can't be read.\nExample:\n  penstock schedule zb-h1 -p "
       "4 -m 8 --lowered -o s && penstock check s "
       "--activation-limit 4");
-  verb->callback([verb, flags, &status] { status = Run(*verb, *flags); });
+  verb->Callback([verb, flags, &status] { status = Run(*verb, *flags); });
 }
 
 }  // namespace penstock::cli

@@ -474,28 +474,28 @@ Result<> Inspect(const Flags& flags) {
 
 }  // namespace
 
-void AddInspect(CLI::App& app, int& status) {
+void AddInspect(Verb& app, int& status) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* verb = app.add_subcommand(
-      "inspect", "What a model weighs, and what a cut of it moves (reads headers only)");
-  verb->add_option("MODEL", flags->model,
-                   "A .gguf file, a folder in Hugging Face layout, a config.json, or a name from "
-                   "configs/models")
-      ->required();
-  verb->add_option("--stages", flags->stages, "Number of pipeline stages (1 to layers + 2)");
-  verb->add_option("--cut", flags->cut,
-                   "New stages start at these layers (0 is the embedding), as 10,20");
-  verb->add_option("--balance", flags->balance,
-                   "What --stages makes equal: time, memory or layers (default time)");
-  verb->add_option("--chunks", flags->chunks,
-                   "Stages on each rank; shows what each hop between ranks carries");
-  verb->add_option("--placement", flags->placement,
-                   "Where the chunks lie: loop or v (default loop)");
+  Verb* verb = app.AddVerb("inspect",
+                           "What a model weighs, and what a cut of it moves (reads headers only)");
+  verb->AddOption("MODEL", flags->model,
+                  "A .gguf file, a folder in Hugging Face layout, a config.json, or a name from "
+                  "configs/models")
+      ->Required();
+  verb->AddOption("--stages", flags->stages, "Number of pipeline stages (1 to layers + 2)");
+  verb->AddOption("--cut", flags->cut,
+                  "New stages start at these layers (0 is the embedding), as 10,20");
+  verb->AddOption("--balance", flags->balance,
+                  "What --stages makes equal: time, memory or layers (default time)");
+  verb->AddOption("--chunks", flags->chunks,
+                  "Stages on each rank; shows what each hop between ranks carries");
+  verb->AddOption("--placement", flags->placement,
+                  "Where the chunks lie: loop or v (default loop)");
   AddCommonFlags(*verb, flags->common);
-  verb->footer(
+  verb->Footer(
       "Example: penstock inspect llama-3.1-8b --stages 4\n"
       "         penstock inspect model.gguf --cut 10,20 --json");
-  verb->callback([verb, flags, &status] {
+  verb->Callback([verb, flags, &status] {
     const Result<> result = Inspect(*flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());
   });

@@ -87,19 +87,19 @@ Result<> LogitsBody(const LogitsFlags& flags, const serve::ModelBundle& bundle,
 
 }  // namespace
 
-void AddLogits(CLI::App& app, int& status) {
+void AddLogits(Verb& app, int& status) {
   auto flags = std::make_shared<LogitsFlags>();
-  CLI::App* verb = app.add_subcommand("logits", "Logits of every row of a prompt, in float32");
+  Verb* verb = app.AddVerb("logits", "Logits of every row of a prompt, in float32");
   AddModelFlags(*verb, flags->model);
-  verb->add_option("--tokens", flags->tokens, "Token ids, taken literally")
-      ->required()
-      ->type_name("IDS");
-  verb->add_option("-o,--output", flags->output,
-                   "A NumPy file [tokens, vocabulary], - for standard output")
-      ->type_name("FILE.npy");
-  verb->footer(
+  verb->AddOption("--tokens", flags->tokens, "Token ids, taken literally")
+      ->Required()
+      ->TypeName("IDS");
+  verb->AddOption("-o,--output", flags->output,
+                  "A NumPy file [tokens, vocabulary], - for standard output")
+      ->TypeName("FILE.npy");
+  verb->Footer(
       "Example: penstock logits -m model --tokens 1,2,3 --stages 2 --weights f32 -o logits.npy");
-  verb->callback([verb, flags, &status] {
+  verb->Callback([verb, flags, &status] {
     status = RunModelVerb(*verb, flags->model,
                           [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,
                               std::unique_ptr<comm::Channel> channel) {

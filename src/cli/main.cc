@@ -7,8 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <iostream>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,53 +39,35 @@ bool IsFirstRank() {
   return true;
 }
 
-bool IsVerb(const CLI::App& app, const std::string& word) {
-  const auto verbs = app.get_subcommands({});
-  return std::any_of(verbs.begin(), verbs.end(),
-                     [&](const CLI::App* verb) { return verb->get_name() == word; });
-}
-
-std::string UnknownVerb(const CLI::App& app, const std::string& word) {
-  std::vector<std::string> verbs;
-  for (const CLI::App* verb : app.get_subcommands({})) {
-    verbs.push_back(verb->get_name());
-  }
+std::string UnknownVerb(const std::string& word, const std::vector<std::string>& verbs) {
   const std::string nearest = penstock::NearestName(word, verbs);
   return fmt::format("penstock: no verb '{}', wanted one of: {}{}\n", word, fmt::join(verbs, ", "),
                      nearest.empty() ? "" : fmt::format("\nDid you mean '{}'?", nearest));
 }
 
 int RunCommandLine(int argc, char** argv) {
-  CLI::App app(
+  penstock::cli::Program app(
+      "penstock",
       "Run and train language models cut into pipeline stages, and know beforehand whether it is "
-      "worth it.",
-      "penstock");
-  app.set_version_flag("--version", "penstock " PENSTOCK_VERSION);
-  app.require_subcommand(1);
-  app.failure_message([](const CLI::App*, const CLI::Error& e) {
-    return fmt::format("penstock: {}\nRun `penstock --help` or `penstock VERB --help`.\n",
-                       e.what());
-  });
-  app.footer(
+      "worth it.");
+  app.VersionFlag("penstock " PENSTOCK_VERSION);
+  app.RequireVerb();
+  app.Footer(
       "Each verb has --help with an example. Start with `penstock run -m MODEL -p TEXT --stages "
       "2`.");
   int status = 0;
   for (const penstock::cli::AddVerb add : penstock::cli::kVerbs) {
     add(app, status);
   }
-  if (argc > 1 && argv[1][0] != '-' && !IsVerb(app, argv[1])) {
+  const std::vector<std::string> verbs = app.VerbNames();
+  if (argc > 1 && argv[1][0] != '-' &&
+      std::find(verbs.begin(), verbs.end(), argv[1]) == verbs.end()) {
     if (IsFirstRank()) {
-      fmt::print(stderr, "{}", UnknownVerb(app, argv[1]));
+      fmt::print(stderr, "{}", UnknownVerb(argv[1], verbs));
     }
     return 2;
   }
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    std::ostringstream nowhere;
-    const bool speaks = IsFirstRank();
-    return app.exit(e, speaks ? std::cout : nowhere, speaks ? std::cerr : nowhere) == 0 ? 0 : 2;
-  }
+  app.Parse(argc, argv, IsFirstRank(), status);
   return status;
 }
 

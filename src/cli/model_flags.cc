@@ -54,12 +54,12 @@ Result<std::optional<DType>> ParseKv(const std::string& text) {
 
 // Under MPI every rank meets the same bad flag or file; rank 0 says it, the others only if it did
 // not. What failed while running is said at once.
-int FailOnRank(const CLI::App& verb, const Error& error, int rank) {
+int FailOnRank(const Verb& verb, const Error& error, int rank) {
   if (rank > 0) {
     if (ExitStatus(error.code) == 2) {
       std::this_thread::sleep_for(std::chrono::seconds(2));
     }
-    fmt::print(stderr, "penstock {} (rank {}): {}\n", verb.get_name(), rank, error.message);
+    fmt::print(stderr, "penstock {} (rank {}): {}\n", verb.name(), rank, error.message);
     return ExitStatus(error.code);
   }
   return Fail(verb, error);
@@ -105,10 +105,10 @@ Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> chann
 
 }  // namespace
 
-CLI::Option* AddInteger(CLI::App& verb, const std::string& name, int64_t& value,
-                        const std::string& help, int64_t low, int64_t high) {
-  return verb.add_option(name, value, help)
-      ->check([low, high](const std::string& text) -> std::string {
+Flag* AddInteger(Verb& verb, const std::string& name, int64_t& value, const std::string& help,
+                 int64_t low, int64_t high) {
+  return verb.AddOption(name, value, help)
+      ->Check([low, high](const std::string& text) -> std::string {
         int64_t number = 0;
         const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
         if (code != std::errc() || end != text.data() + text.size() || number < low ||
@@ -119,42 +119,42 @@ CLI::Option* AddInteger(CLI::App& verb, const std::string& name, int64_t& value,
       });
 }
 
-void AddModelFlags(CLI::App& verb, ModelFlags& flags) {
+void AddModelFlags(Verb& verb, ModelFlags& flags) {
   AddCommonFlags(verb, flags.common);
   constexpr int64_t kMany = int64_t{1} << 20;
-  verb.add_option("-m,--model", flags.model, "A .gguf file or a folder in Hugging Face layout")
-      ->required()
-      ->type_name("MODEL");
+  verb.AddOption("-m,--model", flags.model, "A .gguf file or a folder in Hugging Face layout")
+      ->Required()
+      ->TypeName("MODEL");
   AddInteger(verb, "--stages", flags.stages, "Pipeline stages (default 1, under mpirun its ranks)",
              1, kMany)
-      ->type_name("N");
-  verb.add_option("--cut", flags.cut,
-                  "Layers at which new stages start, for instance 10,20 (layer 0 is the embedding)")
-      ->check([](const std::string& text) {
+      ->TypeName("N");
+  verb.AddOption("--cut", flags.cut,
+                 "Layers at which new stages start, for instance 10,20 (layer 0 is the embedding)")
+      ->Check([](const std::string& text) {
         return text.empty() ? std::string("got nothing, wanted layers, for instance 10,20")
                             : std::string();
       })
-      ->type_name("LIST");
+      ->TypeName("LIST");
   AddInteger(verb, "--groups", flags.groups, "Groups of sequences in flight (default: the stages)",
              1, 4096)
-      ->type_name("G");
+      ->TypeName("G");
   AddInteger(verb, "--threads", flags.threads, "Threads per stage (default: cores / stages)", 1,
              4096)
-      ->type_name("N");
-  verb.add_option("--weights", flags.weights, "auto, f32, bf16, int8 or int4")->type_name("TYPE");
-  verb.add_option("--kv", flags.kv, "Keys and values: auto, f32 or bf16")->type_name("TYPE");
+      ->TypeName("N");
+  verb.AddOption("--weights", flags.weights, "auto, f32, bf16, int8 or int4")->TypeName("TYPE");
+  verb.AddOption("--kv", flags.kv, "Keys and values: auto, f32 or bf16")->TypeName("TYPE");
   AddInteger(verb, "--context", flags.context,
              "Most positions of a sequence (default: the model's, at most 4096)", 1,
              int64_t{1} << 40)
-      ->type_name("N");
+      ->TypeName("N");
   AddInteger(verb, "--prefill-chunk", flags.prefill_chunk,
              "Tokens of a prompt per micro-batch (default: chosen)", 1, 65536)
-      ->type_name("N");
-  verb.add_option("--memory", flags.memory, "Bytes that each rank may use, for instance 2GiB")
-      ->type_name("BYTES");
-  verb.add_option("--deadline", flags.deadline_s,
-                  "Seconds that a stage waits for another before the run fails")
-      ->type_name("S");
+      ->TypeName("N");
+  verb.AddOption("--memory", flags.memory, "Bytes that each rank may use, for instance 2GiB")
+      ->TypeName("BYTES");
+  verb.AddOption("--deadline", flags.deadline_s,
+                 "Seconds that a stage waits for another before the run fails")
+      ->TypeName("S");
 }
 
 Result<serve::RunOptions> ToRunOptions(const ModelFlags& flags) {
@@ -211,7 +211,7 @@ Result<std::vector<int32_t>> ParseIds(const std::string& text, const std::string
   return ids;
 }
 
-int RunModelVerb(const CLI::App& verb, const ModelFlags& flags, const ModelBody& body) {
+int RunModelVerb(const Verb& verb, const ModelFlags& flags, const ModelBody& body) {
   std::unique_ptr<comm::Channel> channel;
   int rank = 0;
   const bool mpi = comm::LaunchedByMpi();

@@ -29,10 +29,10 @@ struct ModelFlags {
 };
 
 // An integer option that must lie within [low, high]; anything else is refused with both ends.
-CLI::Option* AddInteger(CLI::App& verb, const std::string& name, int64_t& value,
-                        const std::string& help, int64_t low, int64_t high);
+Flag* AddInteger(Verb& verb, const std::string& name, int64_t& value, const std::string& help,
+                 int64_t low, int64_t high);
 
-void AddModelFlags(CLI::App& verb, ModelFlags& flags);
+void AddModelFlags(Verb& verb, ModelFlags& flags);
 
 // Errors: kInvalidArgument naming the flag.
 Result<serve::RunOptions> ToRunOptions(const ModelFlags& flags);
@@ -47,7 +47,7 @@ using ModelBody =
 
 // Opens the model, runs `body` on rank 0 (and the worker on the others), reports errors, gives the
 // exit status.
-int RunModelVerb(const CLI::App& verb, const ModelFlags& flags, const ModelBody& body);
+int RunModelVerb(const Verb& verb, const ModelFlags& flags, const ModelBody& body);
 
 // Load progress on standard error, when that is a terminal.
 serve::LoadProgress LoadProgressBar();

@@ -79,34 +79,34 @@ Result<> Run(const Flags& flags) {
 
 }  // namespace
 
-void AddOptimize(CLI::App& app, int& status) {
-  CLI::App* verb =
-      app.add_subcommand("optimize", "Search for a better schedule under costs and a memory limit");
+void AddOptimize(Verb& app, int& status) {
+  Verb* verb =
+      app.AddVerb("optimize", "Search for a better schedule under costs and a memory limit");
   auto flags = std::make_shared<Flags>();
   AddCommonFlags(*verb, flags->common);
-  verb->add_option("-p,--ranks", flags->ranks, "Ranks");
-  verb->add_option("-m,--micro-batches", flags->micro_batches, "Micro-batches of one step");
-  verb->add_option("-v,--chunks", flags->chunks, "Stages per rank; default: 1 and 2 are tried");
+  verb->AddOption("-p,--ranks", flags->ranks, "Ranks");
+  verb->AddOption("-m,--micro-batches", flags->micro_batches, "Micro-batches of one step");
+  verb->AddOption("-v,--chunks", flags->chunks, "Stages per rank; default: 1 and 2 are tried");
   AddCostFlags(*verb, flags->cost);
   AddPictureFlags(*verb, flags->picture);
-  verb->add_option("--activation-limit", flags->limit,
-                   "Most saved activations, one number or one per rank: in micro-batches of one "
-                   "rank's share, in bytes where --costs gives activation_bytes");
-  verb->add_option("--objective", flags->objective,
-                   "makespan: one step alone; period: per step back to back without a barrier")
-      ->check(CLI::IsMember({"makespan", "period"}))
-      ->capture_default_str();
-  verb->add_option("--evaluations", flags->evaluations,
-                   "Moves that the search tries from each start")
-      ->check(CLI::Range(0, 10'000'000))
-      ->capture_default_str();
-  verb->add_option("--seed", flags->seed, "Of the local search")->capture_default_str();
-  verb->add_flag("--draw", flags->draw, "Draw the step as a text grid");
-  verb->add_option("-o,--output", flags->output, "Write the schedule (native form)");
-  verb->footer(
+  verb->AddOption("--activation-limit", flags->limit,
+                  "Most saved activations, one number or one per rank: in micro-batches of one "
+                  "rank's share, in bytes where --costs gives activation_bytes");
+  verb->AddOption("--objective", flags->objective,
+                  "makespan: one step alone; period: per step back to back without a barrier")
+      ->OneOf({"makespan", "period"})
+      ->ShowDefault();
+  verb->AddOption("--evaluations", flags->evaluations,
+                  "Moves that the search tries from each start")
+      ->Range(0, 10'000'000)
+      ->ShowDefault();
+  verb->AddOption("--seed", flags->seed, "Of the local search")->ShowDefault();
+  verb->AddFlag("--draw", flags->draw, "Draw the step as a text grid");
+  verb->AddOption("-o,--output", flags->output, "Write the schedule (native form)");
+  verb->Footer(
       "Example:\n  penstock optimize -p 4 -m 8 --cost F=1,I=1.2,W=0.7,C=0.1 --activation-limit 4 "
       "-o best.schedule");
-  verb->callback([flags, verb, &status] {
+  verb->Callback([flags, verb, &status] {
     const Result<> result = Run(*flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());
   });

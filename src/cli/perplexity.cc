@@ -105,17 +105,17 @@ Result<> PerplexityBody(const PerplexityFlags& flags, const serve::ModelBundle& 
 
 }  // namespace
 
-void AddPerplexity(CLI::App& app, int& status) {
+void AddPerplexity(Verb& app, int& status) {
   auto flags = std::make_shared<PerplexityFlags>();
-  CLI::App* verb = app.add_subcommand("perplexity", "How well a model foretells a text");
+  Verb* verb = app.AddVerb("perplexity", "How well a model foretells a text");
   AddModelFlags(*verb, flags->model);
-  CLI::Option* file = verb->add_option("--file", flags->file, "A text file")->type_name("FILE");
-  CLI::Option* tokens = verb->add_option("--tokens", flags->tokens, "Token ids, taken literally")
-                            ->type_name("IDS")
-                            ->excludes(file);
-  verb->footer("Example: penstock perplexity -m model.gguf --file text.txt --weights int8");
-  verb->callback([verb, flags, file, tokens, &status] {
-    if (file->count() + tokens->count() == 0) {
+  Flag* file = verb->AddOption("--file", flags->file, "A text file")->TypeName("FILE");
+  Flag* tokens = verb->AddOption("--tokens", flags->tokens, "Token ids, taken literally")
+                     ->TypeName("IDS")
+                     ->Excludes(file);
+  verb->Footer("Example: penstock perplexity -m model.gguf --file text.txt --weights int8");
+  verb->Callback([verb, flags, file, tokens, &status] {
+    if (file->Count() + tokens->Count() == 0) {
       status =
           Fail(*verb, MakeError(ErrorCode::kInvalidArgument,
                                 "[cli.perplexity] nothing to read, wanted --file or --tokens"));

@@ -117,45 +117,42 @@ Result<int> Plan(const Flags& flags) {
 
 }  // namespace
 
-void AddPlan(CLI::App& app, int& status) {
+void AddPlan(Verb& app, int& status) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* verb = app.add_subcommand(
-      "plan", "Say whether pipelining is worth it for a model, a machine and its work");
+  Verb* verb =
+      app.AddVerb("plan", "Say whether pipelining is worth it for a model, a machine and its work");
   AddCommonFlags(*verb, flags->common);
-  verb->add_option("--model,-m", flags->model,
-                   "A name from configs/models, a config.json, a model folder or a .gguf file")
-      ->required();
-  verb->add_option("--system,-s", flags->system, "A name from configs/systems or a TOML file")
-      ->required();
-  verb->add_option("--workload,-w", flags->workload,
-                   "A name from configs/workloads or a TOML file; inference and training are "
-                   "defaults to start from")
-      ->capture_default_str();
-  verb->add_option("-W", flags->sets, "Set one key of the workload: key=value (repeatable)")
-      ->take_all();
-  verb->add_option("--mode", flags->mode, "inference or training (default: the workload's)")
-      ->check(CLI::IsMember({"inference", "training"}));
-  verb->add_option("--devices,-n", flags->devices, "Use at most this many devices")
-      ->capture_default_str()
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  verb->add_option("--fix", flags->fix,
-                   "Fix parts of the layout, the rest is searched: tp, pp, dp, ep, cp, chunks, "
-                   "micro_batch, schedule, recompute, sequence_parallel, zero, layers=a/b/c, "
-                   "precision");
-  verb->add_option("--html", flags->html, "Write the answer as one page with plots to this file");
-  verb->add_option("--emit", flags->emit,
-                   "Print how to launch the best plan instead: megatron, vllm or penstock")
-      ->check(CLI::IsMember({"megatron", "vllm", "penstock"}));
-  verb->add_option("--emit-schedule", flags->emit_schedule,
-                   "Write the best plan's schedule to this file");
-  verb->add_option("--top", flags->top, "Plans to show")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000));
-  verb->footer(
+  verb->AddOption("--model,-m", flags->model,
+                  "A name from configs/models, a config.json, a model folder or a .gguf file")
+      ->Required();
+  verb->AddOption("--system,-s", flags->system, "A name from configs/systems or a TOML file")
+      ->Required();
+  verb->AddOption("--workload,-w", flags->workload,
+                  "A name from configs/workloads or a TOML file; inference and training are "
+                  "defaults to start from")
+      ->ShowDefault();
+  verb->AddOption("-W", flags->sets, "Set one key of the workload: key=value (repeatable)");
+  verb->AddOption("--mode", flags->mode, "inference or training (default: the workload's)")
+      ->OneOf({"inference", "training"});
+  verb->AddOption("--devices,-n", flags->devices, "Use at most this many devices")
+      ->ShowDefault()
+      ->Range(int64_t{1}, int64_t{1} << 20);
+  verb->AddOption("--fix", flags->fix,
+                  "Fix parts of the layout, the rest is searched: tp, pp, dp, ep, cp, chunks, "
+                  "micro_batch, schedule, recompute, sequence_parallel, zero, layers=a/b/c, "
+                  "precision");
+  verb->AddOption("--html", flags->html, "Write the answer as one page with plots to this file");
+  verb->AddOption("--emit", flags->emit,
+                  "Print how to launch the best plan instead: megatron, vllm or penstock")
+      ->OneOf({"megatron", "vllm", "penstock"});
+  verb->AddOption("--emit-schedule", flags->emit_schedule,
+                  "Write the best plan's schedule to this file");
+  verb->AddOption("--top", flags->top, "Plans to show")->ShowDefault()->Range(1, 1000);
+  verb->Footer(
       "Example: penstock plan --model llama-3.1-70b --system dgx-h100 --workload chat --devices "
       "16\n"
       "Exit status 1 when nothing fits.");
-  verb->callback([flags, verb, &status] {
+  verb->Callback([flags, verb, &status] {
     const Result<int> result = Plan(*flags);
     status = result.ok() ? result.value() : Fail(*verb, result.error());
   });

@@ -228,43 +228,42 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
 
 }  // namespace
 
-void AddRun(CLI::App& app, int& status) {
+void AddRun(Verb& app, int& status) {
   auto flags = std::make_shared<RunFlags>();
-  CLI::App* verb = app.add_subcommand("run", "Generate text with a model cut into pipeline stages");
+  Verb* verb = app.AddVerb("run", "Generate text with a model cut into pipeline stages");
   AddModelFlags(*verb, flags->model);
-  verb->add_option("-p,--prompt", flags->prompts,
-                   "A text to continue; several are several sequences")
-      ->type_name("TEXT")
-      ->allow_extra_args(true);
-  verb->add_option("--prompt-file", flags->prompt_file,
-                   "A file with a text to continue, - for standard input")
-      ->type_name("FILE");
-  verb->add_option("--chat", flags->chat_file,
-                   "A conversation to answer: {\"messages\": [{\"role\", \"content\"}]}")
-      ->type_name("FILE");
-  verb->add_option("--tokens", flags->token_lists,
-                   "Token ids to continue, taken literally; several are several sequences")
-      ->type_name("IDS");
+  verb->AddOption("-p,--prompt", flags->prompts,
+                  "A text to continue; several are several sequences")
+      ->TypeName("TEXT");
+  verb->AddOption("--prompt-file", flags->prompt_file,
+                  "A file with a text to continue, - for standard input")
+      ->TypeName("FILE");
+  verb->AddOption("--chat", flags->chat_file,
+                  "A conversation to answer: {\"messages\": [{\"role\", \"content\"}]}")
+      ->TypeName("FILE");
+  verb->AddOption("--tokens", flags->token_lists,
+                  "Token ids to continue, taken literally; several are several sequences")
+      ->TypeName("IDS");
   AddInteger(*verb, "-n", flags->max_new, "Most tokens to generate", 1, int64_t{1} << 40)
-      ->type_name("TOKENS")
-      ->capture_default_str();
+      ->TypeName("TOKENS")
+      ->ShowDefault();
   AddSamplingFlags(*verb, flags->sampling);
-  verb->add_option("--stop", flags->stops, "End a sequence before this text; repeatable")
-      ->type_name("TEXT");
-  verb->add_flag("--ignore-eos", flags->ignore_eos, "Go on after an end token");
-  verb->add_option("--system", flags->system, "A system message; -p is then a user's message")
-      ->type_name("TEXT");
-  verb->add_option("--template", flags->template_name,
-                   "The chat template's name, instead of the model's own")
-      ->type_name("NAME");
-  verb->add_option("--trace", flags->trace_file, "Write what ran as a Chrome/Perfetto trace")
-      ->type_name("FILE");
-  verb->footer(
+  verb->AddOption("--stop", flags->stops, "End a sequence before this text; repeatable")
+      ->TypeName("TEXT");
+  verb->AddFlag("--ignore-eos", flags->ignore_eos, "Go on after an end token");
+  verb->AddOption("--system", flags->system, "A system message; -p is then a user's message")
+      ->TypeName("TEXT");
+  verb->AddOption("--template", flags->template_name,
+                  "The chat template's name, instead of the model's own")
+      ->TypeName("NAME");
+  verb->AddOption("--trace", flags->trace_file, "Write what ran as a Chrome/Perfetto trace")
+      ->TypeName("FILE");
+  verb->Footer(
       "Example: penstock run -m model.gguf -p \"The river\" -n 64 --stages 2\n"
       "One process per stage: mpirun --oversubscribe --bind-to none -n 3 penstock run -m "
       "model.gguf -p \"The river\"");
-  verb->callback([verb, flags, &status] {
-    flags->max_new_given = verb->count("-n") > 0;
+  verb->Callback([verb, flags, &status] {
+    flags->max_new_given = verb->Count("-n") > 0;
     status = RunModelVerb(*verb, flags->model,
                           [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,
                               std::unique_ptr<comm::Channel> channel) {

@@ -12,12 +12,12 @@ struct SamplingFlagValues {
          frequency_penalty = 0;
   int64_t top_k = 0, seed = 0, logprobs = 0;
   bool greedy = false;
-  CLI::App* verb = nullptr;
+  Verb* verb = nullptr;
 
   // Those that stood on the command line.
   SamplingFlags Given() const;
 };
 
-void AddSamplingFlags(CLI::App& verb, SamplingFlagValues& values);
+void AddSamplingFlags(Verb& verb, SamplingFlagValues& values);
 
 }  // namespace penstock::cli

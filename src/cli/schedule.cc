@@ -259,44 +259,44 @@ Result<> Run(const Flags& flags) {
 
 }  // namespace
 
-void AddSchedule(CLI::App& app, int& status) {
-  CLI::App* verb =
-      app.add_subcommand("schedule", "Make a pipeline schedule, or read one, and write it as text");
+void AddSchedule(Verb& app, int& status) {
+  Verb* verb =
+      app.AddVerb("schedule", "Make a pipeline schedule, or read one, and write it as text");
   auto flags = std::make_shared<Flags>();
   AddCommonFlags(*verb, flags->common);
-  verb->add_option("schedule", flags->source,
-                   "NAME of a generator (see --list), or a FILE: native or PyTorch CSV")
-      ->option_text("NAME|FILE");
-  verb->add_option("-p,--ranks", flags->ranks, "Ranks");
-  verb->add_option("-m,--micro-batches", flags->micro_batches, "Micro-batches of a step");
-  verb->add_option("-v,--chunks", flags->chunks, "Stages per rank (default: the generator's)");
-  verb->add_option("--slices", flags->slices, "Sequence slices per micro-batch (sliced-1f1b)");
-  verb->add_flag("--split", flags->split, "Split every backward into I and W");
-  verb->add_flag("--recompute", flags->recompute, "Recompute activations before every backward");
-  verb->add_flag("--step-end", flags->step_end, "Add gradient reductions and optimizer steps");
-  verb->add_option("--steps", flags->steps, "Unroll this many steps")->capture_default_str();
-  verb->add_flag("--barrier", flags->barrier, "A barrier between the steps");
-  verb->add_flag("--lowered", flags->lowered, "Add communication");
-  verb->add_option("--credits", flags->credits,
-                   "Messages per edge and direction that lowering may leave undelivered")
-      ->capture_default_str();
-  verb->add_option("--format", flags->format,
-                   "native, csv (PyTorch), cells (in program order), or simulated: grid, svg, "
-                   "trace (Chrome)")
-      ->capture_default_str();
+  verb->AddOption("schedule", flags->source,
+                  "NAME of a generator (see --list), or a FILE: native or PyTorch CSV")
+      ->OptionText("NAME|FILE");
+  verb->AddOption("-p,--ranks", flags->ranks, "Ranks");
+  verb->AddOption("-m,--micro-batches", flags->micro_batches, "Micro-batches of a step");
+  verb->AddOption("-v,--chunks", flags->chunks, "Stages per rank (default: the generator's)");
+  verb->AddOption("--slices", flags->slices, "Sequence slices per micro-batch (sliced-1f1b)");
+  verb->AddFlag("--split", flags->split, "Split every backward into I and W");
+  verb->AddFlag("--recompute", flags->recompute, "Recompute activations before every backward");
+  verb->AddFlag("--step-end", flags->step_end, "Add gradient reductions and optimizer steps");
+  verb->AddOption("--steps", flags->steps, "Unroll this many steps")->ShowDefault();
+  verb->AddFlag("--barrier", flags->barrier, "A barrier between the steps");
+  verb->AddFlag("--lowered", flags->lowered, "Add communication");
+  verb->AddOption("--credits", flags->credits,
+                  "Messages per edge and direction that lowering may leave undelivered")
+      ->ShowDefault();
+  verb->AddOption("--format", flags->format,
+                  "native, csv (PyTorch), cells (in program order), or simulated: grid, svg, "
+                  "trace (Chrome)")
+      ->ShowDefault();
   AddCostFlags(*verb, flags->costs);
   AddPictureFlags(*verb, flags->picture);
-  verb->add_option("--dialect", flags->dialect,
-                   "Of --format csv: bw (old), plain or wait (since PyTorch 2.15)");
-  verb->add_option("--layout", flags->layout,
-                   "Say what a Megatron pipeline-layout string means for -p ranks");
-  verb->add_flag("--list", flags->list, "Name the generators");
-  verb->add_option("-o,--output", flags->output, "Write to this file");
-  verb->footer(
+  verb->AddOption("--dialect", flags->dialect,
+                  "Of --format csv: bw (old), plain or wait (since PyTorch 2.15)");
+  verb->AddOption("--layout", flags->layout,
+                  "Say what a Megatron pipeline-layout string means for -p ranks");
+  verb->AddFlag("--list", flags->list, "Name the generators");
+  verb->AddOption("-o,--output", flags->output, "Write to this file");
+  verb->Footer(
       "Examples:\n  penstock schedule zb-v -p 4 -m 8 --format grid\n  penstock schedule 1f1b -p 4 "
       "-m 8 --lowered --format csv -o 1f1b.csv\n"
       "  penstock schedule --layout 'Et*3|(tt|)*29,m|L' -p 16");
-  verb->callback([verb, flags, &status] {
+  verb->Callback([verb, flags, &status] {
     const auto result = Run(*flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());
   });

@@ -15,17 +15,17 @@ namespace penstock::cli {
 
 using schedule::Schedule;
 
-void AddScheduleFlags(CLI::App& verb, ScheduleFlags& flags, bool target_required) {
-  CLI::Option* target =
-      verb.add_option("schedule", flags.target,
-                      "A schedule file (native or PyTorch CSV), or a generator's name such as 1f1b "
-                      "(`penstock schedule --list`)");
+void AddScheduleFlags(Verb& verb, ScheduleFlags& flags, bool target_required) {
+  Flag* target =
+      verb.AddOption("schedule", flags.target,
+                     "A schedule file (native or PyTorch CSV), or a generator's name such as 1f1b "
+                     "(`penstock schedule --list`)");
   if (target_required)
-    target->required();
-  verb.add_option("-p,--ranks", flags.ranks, "Ranks");
-  verb.add_option("-m,--micro-batches", flags.micro_batches, "Micro-batches of one step");
-  verb.add_option("-v,--chunks", flags.chunks, "Stages per rank, where the schedule takes any");
-  verb.add_option("--slices", flags.slices, "Sequence slices per micro-batch (sliced-1f1b)");
+    target->Required();
+  verb.AddOption("-p,--ranks", flags.ranks, "Ranks");
+  verb.AddOption("-m,--micro-batches", flags.micro_batches, "Micro-batches of one step");
+  verb.AddOption("-v,--chunks", flags.chunks, "Stages per rank, where the schedule takes any");
+  verb.AddOption("--slices", flags.slices, "Sequence slices per micro-batch (sliced-1f1b)");
 }
 
 Result<> NeedRanksAndMicroBatches(const ScheduleFlags& flags) {
@@ -88,12 +88,12 @@ Result<Schedule> LoadSchedule(const ScheduleFlags& flags, const schedule::Transp
                                            flags.chunks.value_or(0), flags.slices.value_or(0)});
 }
 
-void AddCostFlags(CLI::App& verb, CostFlags& flags) {
-  CLI::Option* cost = verb.add_option(
+void AddCostFlags(Verb& verb, CostFlags& flags) {
+  Flag* cost = verb.AddOption(
       "--cost", flags.cost,
       "Seconds of one rank's whole share for one micro-batch, F=1,I=1,W=1, and of one hop, C=0 "
       "(R: recompute; B: I and W together)");
-  verb.add_option("--costs", flags.costs, "Costs of stages and links, a TOML file")->excludes(cost);
+  verb.AddOption("--costs", flags.costs, "Costs of stages and links, a TOML file")->Excludes(cost);
 }
 
 Result<cost::CostSource> LoadCosts(const CostFlags& flags) {
@@ -107,14 +107,14 @@ Result<cost::CostSource> LoadCosts(const CostFlags& flags) {
   return source;
 }
 
-void AddTransportFlags(CLI::App& verb, TransportFlags& flags) {
-  verb.add_option("--transport", flags.kind,
-                  "How sends and receives of a lowered schedule block: posted, buffered, credits "
-                  "or rendezvous")
-      ->capture_default_str();
-  verb.add_option("--credits", flags.credits,
-                  "Undelivered messages per edge and direction, for --transport credits")
-      ->capture_default_str();
+void AddTransportFlags(Verb& verb, TransportFlags& flags) {
+  verb.AddOption("--transport", flags.kind,
+                 "How sends and receives of a lowered schedule block: posted, buffered, credits "
+                 "or rendezvous")
+      ->ShowDefault();
+  verb.AddOption("--credits", flags.credits,
+                 "Undelivered messages per edge and direction, for --transport credits")
+      ->ShowDefault();
 }
 
 Result<sim::ActivationLimit> LoadLimit(const std::string& text, const cost::CostSource& costs,

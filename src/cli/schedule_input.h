@@ -27,7 +27,7 @@ struct ScheduleFlags {
 };
 
 // FILE | NAME as a positional, -p, -m, -v, --slices.
-void AddScheduleFlags(CLI::App& verb, ScheduleFlags& flags, bool target_required);
+void AddScheduleFlags(Verb& verb, ScheduleFlags& flags, bool target_required);
 
 // -p and -m, both given. Errors: kInvalidArgument naming the one that is missing or below 1.
 Result<> NeedRanksAndMicroBatches(const ScheduleFlags& flags);
@@ -43,7 +43,7 @@ struct CostFlags {
   std::string costs;  // TOML file
 };
 
-void AddCostFlags(CLI::App& verb, CostFlags& flags);
+void AddCostFlags(Verb& verb, CostFlags& flags);
 Result<cost::CostSource> LoadCosts(const CostFlags& flags);
 
 struct TransportFlags {
@@ -51,7 +51,7 @@ struct TransportFlags {
   int credits = 1;
 };
 
-void AddTransportFlags(CLI::App& verb, TransportFlags& flags);
+void AddTransportFlags(Verb& verb, TransportFlags& flags);
 
 // --activation-limit: "8" or "8,7.5,6,5", in micro-batches of one rank's share; in bytes where a
 // costs file gives activation_bytes. Without the flag the costs file's memory_bytes. Errors:

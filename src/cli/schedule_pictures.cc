@@ -10,10 +10,9 @@
 
 namespace penstock::cli {
 
-void AddPictureFlags(CLI::App& verb, PictureFlags& flags) {
-  verb.add_option("--from", flags.from_s, "First second of the picture")
-      ->check(CLI::NonNegativeNumber);
-  verb.add_option("--to", flags.to_s, "Last second of the picture")->check(CLI::NonNegativeNumber);
+void AddPictureFlags(Verb& verb, PictureFlags& flags) {
+  verb.AddOption("--from", flags.from_s, "First second of the picture")->NotNegative();
+  verb.AddOption("--to", flags.to_s, "Last second of the picture")->NotNegative();
 }
 
 std::string DrawGrid(const trace::Timeline& timeline, const schedule::Schedule& schedule,

@@ -18,7 +18,7 @@ struct PictureFlags {
 };
 
 // --from, --to.
-void AddPictureFlags(CLI::App& verb, PictureFlags& flags);
+void AddPictureFlags(Verb& verb, PictureFlags& flags);
 
 // The step as a text grid, in colour and as wide as the terminal where there is one.
 std::string DrawGrid(const trace::Timeline& timeline, const schedule::Schedule& schedule,

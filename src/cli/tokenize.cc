@@ -74,23 +74,23 @@ Result<> Tokenize(const TokenizeFlags& flags) {
 
 }  // namespace
 
-void AddTokenize(CLI::App& app, int& status) {
+void AddTokenize(Verb& app, int& status) {
   auto flags = std::make_shared<TokenizeFlags>();
-  CLI::App* verb = app.add_subcommand("tokenize", "Token ids of a text, or the text of ids");
+  Verb* verb = app.AddVerb("tokenize", "Token ids of a text, or the text of ids");
   AddCommonFlags(*verb, flags->common);
-  verb->add_option("-m,--model", flags->model,
-                   "A .gguf file (a vocabulary is enough) or a folder with tokenizer.json")
-      ->required()
-      ->type_name("MODEL");
-  verb->add_flag("--decode", flags->decode, "The input is ids, separated by commas or white space");
-  verb->add_flag("--no-bos", flags->no_bos, "Add no BOS or EOS");
-  verb->add_flag("--literal", flags->literal, "Take the text of special tokens as plain text");
-  CLI::Option* text = verb->add_option("text", flags->text,
-                                       "The text or ids (default: standard input, not trimmed)")
-                          ->type_name("TEXT");
-  verb->footer("Example: penstock tokenize -m model.gguf \"Hello, world\"");
-  verb->callback([verb, flags, text, &status] {
-    flags->has_text = text->count() > 0;
+  verb->AddOption("-m,--model", flags->model,
+                  "A .gguf file (a vocabulary is enough) or a folder with tokenizer.json")
+      ->Required()
+      ->TypeName("MODEL");
+  verb->AddFlag("--decode", flags->decode, "The input is ids, separated by commas or white space");
+  verb->AddFlag("--no-bos", flags->no_bos, "Add no BOS or EOS");
+  verb->AddFlag("--literal", flags->literal, "Take the text of special tokens as plain text");
+  Flag* text =
+      verb->AddOption("text", flags->text, "The text or ids (default: standard input, not trimmed)")
+          ->TypeName("TEXT");
+  verb->Footer("Example: penstock tokenize -m model.gguf \"Hello, world\"");
+  verb->Callback([verb, flags, text, &status] {
+    flags->has_text = text->Count() > 0;
     const Result<> result = Tokenize(*flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());
   });

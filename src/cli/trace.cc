@@ -102,41 +102,41 @@ Result<> Costs(const CostsFlags& flags) {
   return {};
 }
 
-void AddCosts(CLI::App& trace, int& status) {
-  CLI::App* verb = trace.add_subcommand("costs", "A costs file from what a run measured");
+void AddCosts(Verb& trace, int& status) {
+  Verb* verb = trace.AddVerb("costs", "A costs file from what a run measured");
   auto flags = std::make_shared<CostsFlags>();
   AddCommonFlags(*verb, flags->common);
-  verb->add_option("file", flags->file, "Trace of a run")->required();
-  verb->add_option("-o,--output", flags->output, "Write to this file");
-  verb->callback([flags, verb, &status] {
+  verb->AddOption("file", flags->file, "Trace of a run")->Required();
+  verb->AddOption("-o,--output", flags->output, "Write to this file");
+  verb->Callback([flags, verb, &status] {
     const Result<> result = Costs(*flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());
   });
 }
 
-void AddDiff(CLI::App& trace, int& status) {
-  CLI::App* verb = trace.add_subcommand("diff", "Foretold beside measured, action by action");
+void AddDiff(Verb& trace, int& status) {
+  Verb* verb = trace.AddVerb("diff", "Foretold beside measured, action by action");
   auto flags = std::make_shared<DiffFlags>();
   AddCommonFlags(*verb, flags->common);
-  verb->add_option("planned", flags->planned, "Trace of a simulation")->required();
-  verb->add_option("measured", flags->measured, "Trace of a run")->required();
-  verb->add_option("--actions", flags->actions, "Rows of single actions, those that differ most")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  verb->callback([flags, verb, &status] {
+  verb->AddOption("planned", flags->planned, "Trace of a simulation")->Required();
+  verb->AddOption("measured", flags->measured, "Trace of a run")->Required();
+  verb->AddOption("--actions", flags->actions, "Rows of single actions, those that differ most")
+      ->NotNegative()
+      ->ShowDefault();
+  verb->Callback([flags, verb, &status] {
     const Result<> result = Diff(*flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());
   });
 }
 
-void AddShow(CLI::App& trace, int& status) {
-  CLI::App* verb = trace.add_subcommand("show", "Draw a trace and account for its idle time");
+void AddShow(Verb& trace, int& status) {
+  Verb* verb = trace.AddVerb("show", "Draw a trace and account for its idle time");
   auto flags = std::make_shared<ShowFlags>();
   AddCommonFlags(*verb, flags->common);
-  verb->add_option("file", flags->file, "Trace of a run or a simulation")->required();
-  verb->add_option("--from", flags->from_s, "First second")->check(CLI::NonNegativeNumber);
-  verb->add_option("--to", flags->to_s, "Last second")->check(CLI::NonNegativeNumber);
-  verb->callback([flags, verb, &status] {
+  verb->AddOption("file", flags->file, "Trace of a run or a simulation")->Required();
+  verb->AddOption("--from", flags->from_s, "First second")->NotNegative();
+  verb->AddOption("--to", flags->to_s, "Last second")->NotNegative();
+  verb->Callback([flags, verb, &status] {
     const Result<> result = Show(*flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());
   });
@@ -144,10 +144,10 @@ void AddShow(CLI::App& trace, int& status) {
 
 }  // namespace
 
-void AddTrace(CLI::App& app, int& status) {
-  CLI::App* verb = app.add_subcommand("trace", "Compare and draw timelines");
-  verb->require_subcommand(1);
-  verb->footer(
+void AddTrace(Verb& app, int& status) {
+  Verb* verb = app.AddVerb("trace", "Compare and draw timelines");
+  verb->RequireVerb();
+  verb->Footer(
       "Example:\n"
       "  penstock sim forward -p 2 -m 4 --costs costs.toml --trace planned.json\n"
       "  penstock trace diff planned.json measured.json\n"

@@ -19,15 +19,15 @@ bool Colour(int fd) {
 
 }  // namespace
 
-void AddCommonFlags(CLI::App& verb, CommonFlags& flags) {
-  verb.add_flag("--json", flags.json,
-                "Print one JSON object on standard output, nothing else there");
-  verb.set_version_flag("--version", "penstock " PENSTOCK_VERSION);
+void AddCommonFlags(Verb& verb, CommonFlags& flags) {
+  verb.AddFlag("--json", flags.json,
+               "Print one JSON object on standard output, nothing else there");
+  verb.VersionFlag("penstock " PENSTOCK_VERSION);
 }
 
-int Fail(const CLI::App& verb, const Error& error) {
+int Fail(const Verb& verb, const Error& error) {
   std::fflush(stdout);
-  fmt::print(stderr, "penstock {}: {}\n", verb.get_name(), error.message);
+  fmt::print(stderr, "penstock {}: {}\n", verb.name(), error.message);
   return ExitStatus(error.code);
 }
 

@@ -1,17 +1,17 @@
 // The registry of verbs: one file per verb, one line per verb here.
 //
-// A verb adds a CLI11 subcommand with its flags, an example in its footer and a callback that does
-// the work and sets `status` (0 done, 1 the answer is no, 2 the command line or an input file is
-// wrong, 3 it failed while running). With --json a verb prints one object on standard output and
-// nothing else there; progress and logs go to standard error.
+// A verb adds itself with its flags (cli/command_line.h says how), an example in its footer and a
+// callback that does the work and sets `status` (0 done, 1 the answer is no, 2 the command line or
+// an input file is wrong, 3 it failed while running). With --json a verb prints one object on
+// standard output and nothing else there; progress and logs go to standard error.
 
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 
 #include "base/error.h"
 #include "base/json.h"
+#include "cli/command_line.h"
 
 namespace penstock::cli {
 
@@ -21,10 +21,10 @@ struct CommonFlags {
 };
 
 // Adds --json and --version to a verb's subcommand.
-void AddCommonFlags(CLI::App& verb, CommonFlags& flags);
+void AddCommonFlags(Verb& verb, CommonFlags& flags);
 
 // Prints "penstock VERB: message" to standard error and gives the exit status of its code.
-int Fail(const CLI::App& verb, const Error& error);
+int Fail(const Verb& verb, const Error& error);
 
 // One JSON object and a newline on standard output.
 void PrintJson(const Json& value);
@@ -36,6 +36,6 @@ bool ColourOnStderr();
 int TerminalWidth();
 
 // ---- One line per verb; defined in <verb>.cc ----
-using AddVerb = void (*)(CLI::App& app, int& status);
+using AddVerb = void (*)(Verb& app, int& status);
 
 }  // namespace penstock::cli

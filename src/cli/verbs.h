@@ -7,19 +7,19 @@
 
 namespace penstock::cli {
 
-void AddBench(CLI::App& app, int& status);
-void AddChat(CLI::App& app, int& status);
-void AddCheck(CLI::App& app, int& status);
-void AddInspect(CLI::App& app, int& status);
-void AddLogits(CLI::App& app, int& status);
-void AddOptimize(CLI::App& app, int& status);
-void AddPerplexity(CLI::App& app, int& status);
-void AddPlan(CLI::App& app, int& status);
-void AddRun(CLI::App& app, int& status);
-void AddSchedule(CLI::App& app, int& status);
-void AddSim(CLI::App& app, int& status);
-void AddTokenize(CLI::App& app, int& status);
-void AddTrace(CLI::App& app, int& status);
+void AddBench(Verb& app, int& status);
+void AddChat(Verb& app, int& status);
+void AddCheck(Verb& app, int& status);
+void AddInspect(Verb& app, int& status);
+void AddLogits(Verb& app, int& status);
+void AddOptimize(Verb& app, int& status);
+void AddPerplexity(Verb& app, int& status);
+void AddPlan(Verb& app, int& status);
+void AddRun(Verb& app, int& status);
+void AddSchedule(Verb& app, int& status);
+void AddSim(Verb& app, int& status);
+void AddTokenize(Verb& app, int& status);
+void AddTrace(Verb& app, int& status);
 
 // clang-format off
 inline constexpr AddVerb kVerbs[] = {

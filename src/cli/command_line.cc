@@ -1,0 +1,254 @@
+#include "cli/command_line.h"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <sstream>
+#include <utility>
+
+namespace penstock::cli {
+
+struct Flag::Impl {
+  CLI::Option* option;
+};
+
+struct Verb::Impl {
+  CLI::App* app;  // of `owned` for the program, of its parent for the rest
+  std::unique_ptr<CLI::App> owned;
+  std::vector<std::unique_ptr<Flag>> flags;
+  std::vector<std::unique_ptr<Verb>> verbs;
+};
+
+Flag::Flag(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Flag::~Flag() = default;
+
+Flag* Flag::Required() {
+  impl_->option->required();
+  return this;
+}
+
+Flag* Flag::TypeName(const std::string& name) {
+  impl_->option->type_name(name);
+  return this;
+}
+
+Flag* Flag::OptionText(const std::string& text) {
+  impl_->option->option_text(text);
+  return this;
+}
+
+Flag* Flag::ShowDefault() {
+  impl_->option->capture_default_str();
+  return this;
+}
+
+Flag* Flag::Group(const std::string& name) {
+  impl_->option->group(name);
+  return this;
+}
+
+Flag* Flag::Excludes(Flag* other) {
+  impl_->option->excludes(other->impl_->option);
+  return this;
+}
+
+Flag* Flag::Needs(Flag* other) {
+  impl_->option->needs(other->impl_->option);
+  return this;
+}
+
+Flag* Flag::Range(int64_t low, int64_t high) {
+  impl_->option->check(CLI::Range(low, high));
+  return this;
+}
+
+Flag* Flag::RealRange(double low, double high) {
+  impl_->option->check(CLI::Range(low, high));
+  return this;
+}
+
+namespace {
+
+// As the library's validators, whose complaint names the largest double.
+CLI::Validator NumberThat(bool (*holds)(double), const std::string& name,
+                          const std::string& wanted) {
+  return CLI::Validator(
+      [holds, wanted](const std::string& text) {
+        double number = 0;
+        const bool fine = CLI::detail::lexical_cast(text, number) && holds(number);
+        return fine ? std::string() : "got '" + text + "', wanted " + wanted;
+      },
+      name);
+}
+
+}  // namespace
+
+Flag* Flag::Positive() {
+  impl_->option->check(NumberThat([](double x) { return x > 0; }, "POSITIVE", "more than 0"));
+  return this;
+}
+
+Flag* Flag::NotNegative() {
+  impl_->option->check(NumberThat([](double x) { return x >= 0; }, "NONNEGATIVE", "0 or more"));
+  return this;
+}
+
+Flag* Flag::OneOf(const std::vector<std::string>& words) {
+  impl_->option->check(CLI::IsMember(words));
+  return this;
+}
+
+Flag* Flag::Check(const std::function<std::string(const std::string& text)>& check) {
+  impl_->option->check(check);
+  return this;
+}
+
+size_t Flag::Count() const {
+  return impl_->option->count();
+}
+
+Verb::Verb(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Verb::~Verb() = default;
+
+std::string Verb::name() const {
+  return impl_->app->get_name();
+}
+
+std::vector<std::string> Verb::VerbNames() const {
+  std::vector<std::string> names;
+  for (const auto& verb : impl_->verbs) {
+    names.push_back(verb->name());
+  }
+  return names;
+}
+
+Verb* Verb::AddVerb(const std::string& name, const std::string& help) {
+  auto impl = std::make_unique<Impl>();
+  impl->app = impl_->app->add_subcommand(name, help);
+  impl_->verbs.push_back(std::make_unique<Verb>(std::move(impl)));
+  return impl_->verbs.back().get();
+}
+
+void Verb::RequireVerb() {
+  impl_->app->require_subcommand(1);
+}
+
+template <typename T>
+Flag* Verb::Add(const std::string& names, T& value, const std::string& help) {
+  CLI::Option* option = nullptr;
+  if constexpr (std::is_same_v<T, bool>) {
+    option = impl_->app->add_flag(names, value, help);
+  } else {
+    option = impl_->app->add_option(names, value, help);
+  }
+  impl_->flags.push_back(std::make_unique<Flag>(std::make_unique<Flag::Impl>(Flag::Impl{option})));
+  return impl_->flags.back().get();
+}
+
+Flag* Verb::AddFlag(const std::string& names, bool& value, const std::string& help) {
+  return Add(names, value, help);
+}
+
+Flag* Verb::AddOption(const std::string& names, std::string& value, const std::string& help) {
+  return Add(names, value, help);
+}
+
+Flag* Verb::AddOption(const std::string& names, int& value, const std::string& help) {
+  return Add(names, value, help);
+}
+
+Flag* Verb::AddOption(const std::string& names, int64_t& value, const std::string& help) {
+  return Add(names, value, help);
+}
+
+Flag* Verb::AddOption(const std::string& names, uint64_t& value, const std::string& help) {
+  return Add(names, value, help);
+}
+
+Flag* Verb::AddOption(const std::string& names, double& value, const std::string& help) {
+  return Add(names, value, help);
+}
+
+Flag* Verb::AddOption(const std::string& names, std::optional<std::string>& value,
+                      const std::string& help) {
+  return Add(names, value, help);
+}
+
+Flag* Verb::AddOption(const std::string& names, std::optional<int>& value,
+                      const std::string& help) {
+  return Add(names, value, help);
+}
+
+Flag* Verb::AddOption(const std::string& names, std::optional<int64_t>& value,
+                      const std::string& help) {
+  return Add(names, value, help);
+}
+
+Flag* Verb::AddOption(const std::string& names, std::optional<double>& value,
+                      const std::string& help) {
+  return Add(names, value, help);
+}
+
+Flag* Verb::AddOption(const std::string& names, std::vector<std::string>& value,
+                      const std::string& help) {
+  return Add(names, value, help);
+}
+
+void Verb::VersionFlag(const std::string& version) {
+  impl_->app->set_version_flag("--version", version);
+}
+
+void Verb::Footer(const std::string& text) {
+  impl_->app->footer(text);
+}
+
+void Verb::Callback(std::function<void()> callback) {
+  impl_->app->callback(std::move(callback));
+}
+
+size_t Verb::Count(const std::string& name) const {
+  return impl_->app->count(name);
+}
+
+std::vector<const Flag*> Verb::Order() const {
+  std::vector<const Flag*> order;
+  for (const CLI::Option* option : impl_->app->parse_order()) {
+    for (const auto& flag : impl_->flags) {
+      if (flag->impl_->option == option) {
+        order.push_back(flag.get());
+      }
+    }
+  }
+  return order;
+}
+
+namespace {
+
+std::unique_ptr<Verb::Impl> Root(const std::string& name, const std::string& help) {
+  auto impl = std::make_unique<Verb::Impl>();
+  impl->owned = std::make_unique<CLI::App>(help, name);
+  impl->app = impl->owned.get();
+  return impl;
+}
+
+}  // namespace
+
+Program::Program(const std::string& name, const std::string& help) : Verb(Root(name, help)) {
+  impl_->app->failure_message([name](const CLI::App*, const CLI::Error& e) {
+    return name + ": " + e.what() + "\nRun `" + name + " --help` or `" + name + " VERB --help`.\n";
+  });
+}
+
+void Program::Parse(int argc, char** argv, bool speaks, int& status) {
+  try {
+    impl_->app->parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    std::ostringstream nowhere;
+    status = impl_->app->exit(e, speaks ? std::cout : nowhere, speaks ? std::cerr : nowhere) == 0
+                 ? 0
+                 : 2;
+  }
+}
+
+}  // namespace penstock::cli
