@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/variations.h"
+
 namespace penstock::model {
 namespace {
 
@@ -49,8 +51,12 @@ Result<Activation> ReadActivation(const JsonReader& config, const DecoderDefault
 }
 
 // Keys that change the mathematics of any family and that nobody here knows.
-Result<> RefuseUnknownMathematics(const JsonReader& config) {
-  for (const std::string_view key : {"quantization_config", "attention_residuals"}) {
+Result<> RefuseUnknownMathematics(const JsonReader& config, bool variations) {
+  std::vector<std::string_view> keys = {"quantization_config"};
+  if (!variations) {
+    keys.insert(keys.end(), VariationKeys().begin(), VariationKeys().end());
+  }
+  for (const std::string_view key : keys) {
     if (config.Has(key)) {
       return MakeError(ErrorCode::kUnsupported,
                        "[model.config] {}: {}: not supported; wanted a model without it",
@@ -144,7 +150,7 @@ bool IsAbsent(const JsonReader& config, std::string_view key) {
 }
 
 Result<DecoderConfig> ReadDecoder(const JsonReader& config, const DecoderDefaults& defaults) {
-  PENSTOCK_TRY(RefuseUnknownMathematics(config));
+  PENSTOCK_TRY(RefuseUnknownMathematics(config, defaults.variations));
   DecoderConfig decoder;
   PENSTOCK_TRY_ASSIGN(decoder.vocabulary,
                       IntOrRequired(config, "vocab_size", defaults.vocabulary, kMaxVocabulary));
@@ -339,6 +345,11 @@ ValueId EmbeddingLayer(GraphBuilder& b, const DecoderConfig& decoder, float scal
 Result<Graph> HeadLayer(GraphBuilder&& b, ValueId x, const DecoderConfig& decoder, NormStyle norm,
                         float soft_cap) {
   b.BeginLayer(LayerKind::kHead, "head");
+  return FinishHead(std::move(b), x, decoder, norm, soft_cap);
+}
+
+Result<Graph> FinishHead(GraphBuilder&& b, ValueId x, const DecoderConfig& decoder, NormStyle norm,
+                         float soft_cap) {
   const ValueId rows = b.SelectRows(x, "rows");
   const ValueId normed = Norm(b, rows, norm, "model.norm", "norm");
   const TensorId head = decoder.tied

@@ -30,7 +30,8 @@ struct DecoderDefaults {
   int64_t context = 2048;
   std::string_view activation_key = "hidden_act";
   Activation activation = Activation::kSilu;
-  bool dense = true;  // intermediate_size is required; else it may be absent
+  bool dense = true;        // intermediate_size is required; else it may be absent
+  bool variations = false;  // the family takes those of variations.h; else their keys are refused
 };
 
 // The common keys.
@@ -137,36 +138,20 @@ Result<MoePiece> ReadMoe(const JsonReader& config, const DecoderConfig& decoder,
                          std::string_view experts_key, std::string_view chosen_key,
                          std::string_view intermediate_key);
 
-// A decoder layer of the common form: x + attention(norm x), then + mlp(norm of that), where `mlp`
-// makes the second branch from (normed value, tensor prefix of the layer, tag).
-template <class Mlp>
-ValueId PreNormLayer(GraphBuilder& b, ValueId x, int64_t layer, NormStyle norm,
-                     const AttentionPiece& attention, Mlp mlp);
-
 // Embedding layer: table * scale.
 ValueId EmbeddingLayer(GraphBuilder& b, const DecoderConfig& decoder, float scale = 1.0F);
 
-// Head layer: chosen rows, final norm, logits (tied or lm_head), soft cap if not 0. Gives the
-// graph away.
+// Head layer: BeginLayer, then FinishHead.
 Result<Graph> HeadLayer(GraphBuilder&& b, ValueId x, const DecoderConfig& decoder, NormStyle norm,
                         float soft_cap = 0.0F);
 
+// In the head layer: chosen rows, final norm, logits (tied or lm_head), soft cap if not 0. Gives
+// the graph away.
+Result<Graph> FinishHead(GraphBuilder&& b, ValueId x, const DecoderConfig& decoder, NormStyle norm,
+                         float soft_cap = 0.0F);
+
 // "model.layers.3."
 std::string LayerPrefix(int64_t layer);
-
-template <class Mlp>
-ValueId PreNormLayer(GraphBuilder& b, ValueId x, int64_t layer, NormStyle norm,
-                     const AttentionPiece& attention, Mlp mlp) {
-  const std::string tag = std::to_string(layer);
-  const std::string prefix = LayerPrefix(layer);
-  b.BeginLayer(LayerKind::kDecoder, "layer " + tag);
-  ValueId y = Norm(b, x, norm, prefix + "input_layernorm", "attention_norm." + tag);
-  y = SelfAttention(b, y, attention, prefix + "self_attn.", tag);
-  x = b.Add(x, y, "middle." + tag);
-  y = Norm(b, x, norm, prefix + "post_attention_layernorm", "mlp_norm." + tag);
-  y = mlp(y, prefix, tag);
-  return b.Add(x, y, "hidden." + tag);
-}
 
 template <class Rule>
 Result<std::vector<int64_t>> ReadLayerWindows(const JsonReader& config, int64_t layers,

@@ -249,6 +249,33 @@ class Interpreter {
     Value(op_->outputs[0]) = std::move(x);
   }
 
+  void operator()(const model::DepthReadOp& p) {
+    const Rows query = Tensor(p.query);
+    const Rows norm = p.key_norm.valid() ? Tensor(p.key_norm) : Rows{};
+    const int64_t width = query.width;
+    Rows& out = Out(In(0).rows(), width);
+    for (int64_t r = 0; r < out.rows(); ++r) {
+      std::vector<double> scores;
+      for (size_t j = 0; j < op_->inputs.size(); ++j) {
+        const double* s = In(j).row(r);
+        double score = 0.0;
+        for (int64_t c = 0; c < width; ++c) {
+          const auto at = static_cast<size_t>(c);
+          score += query.data[at] * (norm.data.empty() ? 1.0 : norm.data[at]) * s[c];
+        }
+        const double square = std::inner_product(s, s + width, s, 0.0);
+        scores.push_back(score / std::sqrt(square / static_cast<double>(width) +
+                                           static_cast<double>(p.epsilon)));
+      }
+      Softmax(scores);
+      for (size_t j = 0; j < scores.size(); ++j) {
+        for (int64_t c = 0; c < width; ++c) {
+          out.row(r)[c] += scores[j] * In(j).row(r)[c];
+        }
+      }
+    }
+  }
+
   void operator()(const model::SelectRowsOp&) { Value(op_->outputs[0]) = In(0); }
 
   void operator()(const model::CountedOp& p) { ADD_FAILURE() << p.kind << " is counted, not run"; }

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <string>
 
-#include "model/decoder.h"
+#include "model/decoder_graph.h"
 #include "model/families/families.h"
 
 namespace penstock::model {
@@ -54,7 +54,8 @@ Result<GemmaRules> ReadGemma(const JsonReader& config, bool gemma3) {
                                                           .tied = true,
                                                           .context = gemma3 ? 131072 : 8192,
                                                           .activation_key = "hidden_activation",
-                                                          .activation = Activation::kGeluTanh}));
+                                                          .activation = Activation::kGeluTanh,
+                                                          .variations = true}));
   const DecoderConfig& d = rules.decoder;
   PENSTOCK_TRY_ASSIGN(rules.full, ReadGemmaRope(config, d, gemma3, false));
   PENSTOCK_TRY_ASSIGN(rules.windowed, ReadGemmaRope(config, d, gemma3, true));
@@ -76,9 +77,10 @@ Result<GemmaRules> ReadGemma(const JsonReader& config, bool gemma3) {
   return rules;
 }
 
-ValueId GemmaLayer(GraphBuilder& b, ValueId x, int64_t layer, const GemmaRules& rules) {
+ValueId GemmaAttention(GraphBuilder& b, ValueId x, const LayerPlace& place,
+                       const GemmaRules& rules) {
   const DecoderConfig& d = rules.decoder;
-  const int64_t window = rules.windows[static_cast<size_t>(layer)];
+  const int64_t window = rules.windows[static_cast<size_t>(place.depth)];
   const NormStyle norm = {.epsilon = d.epsilon, .add_one = true};
   AttentionPiece attention = {.heads = d.heads,
                               .kv_heads = d.kv_heads,
@@ -92,18 +94,19 @@ ValueId GemmaLayer(GraphBuilder& b, ValueId x, int64_t layer, const GemmaRules& 
   if (rules.gemma3) {
     attention.qk_norm = norm;
   }
-  const MlpPiece mlp = {.intermediate = d.intermediate, .activation = d.activation};
-  const std::string tag = std::to_string(layer);
-  const std::string prefix = LayerPrefix(layer);
-  b.BeginLayer(LayerKind::kDecoder, "layer " + tag);
-  ValueId y = Norm(b, x, norm, prefix + "input_layernorm", "attention_norm." + tag);
-  y = SelfAttention(b, y, attention, prefix + "self_attn.", tag);
-  y = Norm(b, y, norm, prefix + "post_attention_layernorm", "attention_post_norm." + tag);
-  x = b.Add(x, y, "middle." + tag);
-  y = Norm(b, x, norm, prefix + "pre_feedforward_layernorm", "mlp_norm." + tag);
-  y = GatedMlp(b, y, mlp, prefix + "mlp.", tag);
-  y = Norm(b, y, norm, prefix + "post_feedforward_layernorm", "mlp_post_norm." + tag);
-  return b.Add(x, y, "hidden." + tag);
+  const ValueId y = PreNormAttention(norm, attention)(b, x, place);
+  return Norm(b, y, norm, place.prefix + "post_attention_layernorm",
+              "attention_post_norm." + place.tag);
+}
+
+ValueId GemmaMlp(GraphBuilder& b, ValueId x, const LayerPlace& place, const GemmaRules& rules) {
+  const NormStyle norm = {.epsilon = rules.decoder.epsilon, .add_one = true};
+  const MlpPiece mlp = {.intermediate = rules.decoder.intermediate,
+                        .activation = rules.decoder.activation};
+  ValueId y = Norm(b, x, norm, place.prefix + "pre_feedforward_layernorm", "mlp_norm." + place.tag);
+  y = GatedMlp(b, y, mlp, place.prefix + "mlp.", place.tag);
+  return Norm(b, y, norm, place.prefix + "post_feedforward_layernorm",
+              "mlp_post_norm." + place.tag);
 }
 
 }  // namespace
@@ -112,13 +115,22 @@ Result<Model> BuildGemma(const JsonReader& config, std::string_view model_type) 
   const bool gemma3 = model_type == "gemma3_text";
   PENSTOCK_TRY_ASSIGN(const GemmaRules rules, ReadGemma(config, gemma3));
   const DecoderConfig& d = rules.decoder;
-  GraphBuilder b;
-  ValueId x = EmbeddingLayer(b, d, static_cast<float>(std::sqrt(static_cast<double>(d.hidden))));
-  for (int64_t i = 0; i < d.layers; ++i) {
-    x = GemmaLayer(b, x, i, rules);
-  }
   const NormStyle norm = {.epsilon = d.epsilon, .add_one = true};
-  PENSTOCK_TRY_ASSIGN(Graph graph, HeadLayer(std::move(b), x, d, norm, rules.logit_cap));
+  const auto attend = [&](GraphBuilder& b, ValueId x, const LayerPlace& place) {
+    return GemmaAttention(b, x, place, rules);
+  };
+  const auto feed_forward = [&](GraphBuilder& b, ValueId x, const LayerPlace& place) {
+    return GemmaMlp(b, x, place, rules);
+  };
+  PENSTOCK_TRY_ASSIGN(
+      Graph graph,
+      BuildDecoder(config,
+                   {.decoder = d,
+                    .norm = norm,
+                    .embedding_scale = static_cast<float>(std::sqrt(static_cast<double>(d.hidden))),
+                    .logit_cap = rules.logit_cap,
+                    .attention = attend,
+                    .mlp = feed_forward}));
   // Scaling of Gemma 3's positions does not lengthen max_position_embeddings: it holds the result.
   return Model{MakeModelConfig(gemma3 ? "gemma3" : "gemma2", d, d.max_positions, rules.windows),
                std::move(graph)};

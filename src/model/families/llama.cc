@@ -3,16 +3,17 @@
 
 #include <string>
 
-#include "model/decoder.h"
+#include "model/decoder_graph.h"
 #include "model/families/families.h"
 
 namespace penstock::model {
 
 Result<Model> BuildLlama(const JsonReader& config, std::string_view model_type) {
   const bool mistral = model_type == "mistral";
-  PENSTOCK_TRY_ASSIGN(
-      const DecoderConfig d,
-      ReadDecoder(config, {.kv_heads = mistral ? 8 : 0, .context = mistral ? 131072 : 2048}));
+  PENSTOCK_TRY_ASSIGN(const DecoderConfig d,
+                      ReadDecoder(config, {.kv_heads = mistral ? 8 : 0,
+                                           .context = mistral ? 131072 : 2048,
+                                           .variations = true}));
   PENSTOCK_TRY_ASSIGN(const Rope rope,
                       ReadRope(config, {.head_dim = d.head_dim, .max_positions = d.max_positions}));
   int64_t window = 0;
@@ -36,15 +37,11 @@ Result<Model> BuildLlama(const JsonReader& config, std::string_view model_type) 
   const MlpPiece mlp = {
       .intermediate = d.intermediate, .activation = d.activation, .bias = mlp_bias};
 
-  GraphBuilder b;
-  ValueId x = EmbeddingLayer(b, d);
-  for (int64_t i = 0; i < d.layers; ++i) {
-    x = PreNormLayer(b, x, i, norm, attention,
-                     [&](ValueId y, const std::string& prefix, const std::string& tag) {
-                       return GatedMlp(b, y, mlp, prefix + "mlp.", tag);
-                     });
-  }
-  PENSTOCK_TRY_ASSIGN(Graph graph, HeadLayer(std::move(b), x, d, norm));
+  PENSTOCK_TRY_ASSIGN(Graph graph,
+                      BuildDecoder(config, {.decoder = d,
+                                            .norm = norm,
+                                            .attention = PreNormAttention(norm, attention),
+                                            .mlp = PreNormGatedMlp(norm, mlp)}));
   const std::vector<int64_t> windows(static_cast<size_t>(d.layers), window);
   return Model{MakeModelConfig("llama", d, rope.context, windows), std::move(graph)};
 }

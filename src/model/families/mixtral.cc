@@ -3,14 +3,15 @@
 
 #include <string>
 
-#include "model/decoder.h"
+#include "model/decoder_graph.h"
 #include "model/families/families.h"
 
 namespace penstock::model {
 
 Result<Model> BuildMixtral(const JsonReader& config, std::string_view model_type) {
-  PENSTOCK_TRY_ASSIGN(const DecoderConfig d,
-                      ReadDecoder(config, {.kv_heads = 8, .epsilon = 1e-5, .context = 131072}));
+  PENSTOCK_TRY_ASSIGN(
+      const DecoderConfig d,
+      ReadDecoder(config, {.kv_heads = 8, .epsilon = 1e-5, .context = 131072, .variations = true}));
   PENSTOCK_TRY_ASSIGN(const Rope rope, ReadRope(config, {.head_dim = d.head_dim,
                                                          .max_positions = d.max_positions,
                                                          .default_theta = 1e6}));
@@ -29,15 +30,14 @@ Result<Model> BuildMixtral(const JsonReader& config, std::string_view model_type
                                     .scale = InverseRoot(static_cast<double>(d.head_dim)),
                                     .window = window};
 
-  GraphBuilder b;
-  ValueId x = EmbeddingLayer(b, d);
-  for (int64_t i = 0; i < d.layers; ++i) {
-    x = PreNormLayer(b, x, i, norm, attention,
-                     [&](ValueId y, const std::string& prefix, const std::string& tag) {
-                       return Experts(b, y, moe, prefix + "block_sparse_moe.", tag);
-                     });
-  }
-  PENSTOCK_TRY_ASSIGN(Graph graph, HeadLayer(std::move(b), x, d, norm));
+  const auto feed_forward = [&](GraphBuilder& b, ValueId x, const LayerPlace& place) {
+    return Experts(b, x, moe, place.prefix + "block_sparse_moe.", place.tag);
+  };
+  PENSTOCK_TRY_ASSIGN(Graph graph,
+                      BuildDecoder(config, {.decoder = d,
+                                            .norm = norm,
+                                            .attention = PreNormAttention(norm, attention),
+                                            .mlp = PreNormMlp(norm, feed_forward)}));
   const std::vector<int64_t> windows(static_cast<size_t>(d.layers), window);
   return Model{MakeModelConfig(model_type, d, rope.context, windows), std::move(graph)};
 }

@@ -3,14 +3,14 @@
 
 #include <string>
 
-#include "model/decoder.h"
+#include "model/decoder_graph.h"
 #include "model/families/families.h"
 
 namespace penstock::model {
 
 Result<Model> BuildPhi3(const JsonReader& config, std::string_view model_type) {
   PENSTOCK_TRY_ASSIGN(const DecoderConfig d,
-                      ReadDecoder(config, {.epsilon = 1e-5, .context = 4096}));
+                      ReadDecoder(config, {.epsilon = 1e-5, .context = 4096, .variations = true}));
   PENSTOCK_TRY_ASSIGN(const Rope rope, ReadRope(config, {.head_dim = d.head_dim,
                                                          .max_positions = d.max_positions,
                                                          .partial = true,
@@ -27,15 +27,11 @@ Result<Model> BuildPhi3(const JsonReader& config, std::string_view model_type) {
                                     .window = window};
   const MlpPiece mlp = {.intermediate = d.intermediate, .activation = d.activation, .fused = true};
 
-  GraphBuilder b;
-  ValueId x = EmbeddingLayer(b, d);
-  for (int64_t i = 0; i < d.layers; ++i) {
-    x = PreNormLayer(b, x, i, norm, attention,
-                     [&](ValueId y, const std::string& prefix, const std::string& tag) {
-                       return GatedMlp(b, y, mlp, prefix + "mlp.", tag);
-                     });
-  }
-  PENSTOCK_TRY_ASSIGN(Graph graph, HeadLayer(std::move(b), x, d, norm));
+  PENSTOCK_TRY_ASSIGN(Graph graph,
+                      BuildDecoder(config, {.decoder = d,
+                                            .norm = norm,
+                                            .attention = PreNormAttention(norm, attention),
+                                            .mlp = PreNormGatedMlp(norm, mlp)}));
   const std::vector<int64_t> windows(static_cast<size_t>(d.layers), window);
   return Model{MakeModelConfig(model_type, d, rope.context, windows), std::move(graph)};
 }

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "model/decoder.h"
+#include "model/decoder_graph.h"
 #include "model/families/families.h"
 
 namespace penstock::model {
@@ -26,9 +26,10 @@ Result<std::vector<int64_t>> QwenWindows(const JsonReader& config, int64_t layer
 
 Result<Model> BuildQwen(const JsonReader& config, std::string_view model_type) {
   const bool qwen3 = model_type == "qwen3";
-  PENSTOCK_TRY_ASSIGN(
-      const DecoderConfig d,
-      ReadDecoder(config, {.kv_heads = 32, .head_dim = qwen3 ? 128 : 0, .context = 32768}));
+  PENSTOCK_TRY_ASSIGN(const DecoderConfig d, ReadDecoder(config, {.kv_heads = 32,
+                                                                  .head_dim = qwen3 ? 128 : 0,
+                                                                  .context = 32768,
+                                                                  .variations = true}));
   PENSTOCK_TRY_ASSIGN(const Rope rope,
                       ReadRope(config, {.head_dim = d.head_dim, .max_positions = d.max_positions}));
   PENSTOCK_TRY_ASSIGN(const std::vector<int64_t> windows, QwenWindows(config, d.layers));
@@ -49,16 +50,15 @@ Result<Model> BuildQwen(const JsonReader& config, std::string_view model_type) {
   }
   const MlpPiece mlp = {.intermediate = d.intermediate, .activation = d.activation};
 
-  GraphBuilder b;
-  ValueId x = EmbeddingLayer(b, d);
-  for (int64_t i = 0; i < d.layers; ++i) {
-    attention.window = windows[static_cast<size_t>(i)];
-    x = PreNormLayer(b, x, i, norm, attention,
-                     [&](ValueId y, const std::string& prefix, const std::string& tag) {
-                       return GatedMlp(b, y, mlp, prefix + "mlp.", tag);
-                     });
-  }
-  PENSTOCK_TRY_ASSIGN(Graph graph, HeadLayer(std::move(b), x, d, norm));
+  const auto attend = [&](GraphBuilder& b, ValueId x, const LayerPlace& place) {
+    AttentionPiece piece = attention;
+    piece.window = windows[static_cast<size_t>(place.depth)];
+    return PreNormAttention(norm, piece)(b, x, place);
+  };
+  PENSTOCK_TRY_ASSIGN(Graph graph, BuildDecoder(config, {.decoder = d,
+                                                         .norm = norm,
+                                                         .attention = attend,
+                                                         .mlp = PreNormGatedMlp(norm, mlp)}));
   return Model{MakeModelConfig(model_type, d, rope.context, windows), std::move(graph)};
 }
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "model/decoder.h"
+#include "model/decoder_graph.h"
 #include "model/families/families.h"
 
 namespace penstock::model {
@@ -27,8 +27,9 @@ Result<std::vector<bool>> DenseLayers(const JsonReader& config, int64_t layers) 
 }  // namespace
 
 Result<Model> BuildQwen3Moe(const JsonReader& config, std::string_view model_type) {
-  PENSTOCK_TRY_ASSIGN(const DecoderConfig d,
-                      ReadDecoder(config, {.kv_heads = 4, .context = 32768, .dense = false}));
+  PENSTOCK_TRY_ASSIGN(
+      const DecoderConfig d,
+      ReadDecoder(config, {.kv_heads = 4, .context = 32768, .dense = false, .variations = true}));
   PENSTOCK_TRY_ASSIGN(const Rope rope,
                       ReadRope(config, {.head_dim = d.head_dim, .max_positions = d.max_positions}));
   PENSTOCK_TRY_ASSIGN(const bool windowed, config.BoolOr("use_sliding_window", false));
@@ -59,17 +60,16 @@ Result<Model> BuildQwen3Moe(const JsonReader& config, std::string_view model_typ
                                     .window = window};
   const MlpPiece mlp = {.intermediate = d.intermediate, .activation = d.activation};
 
-  GraphBuilder b;
-  ValueId x = EmbeddingLayer(b, d);
-  for (int64_t i = 0; i < d.layers; ++i) {
-    x = PreNormLayer(b, x, i, norm, attention,
-                     [&](ValueId y, const std::string& prefix, const std::string& tag) {
-                       return dense[static_cast<size_t>(i)]
-                                  ? GatedMlp(b, y, mlp, prefix + "mlp.", tag)
-                                  : Experts(b, y, moe, prefix + "mlp.", tag);
-                     });
-  }
-  PENSTOCK_TRY_ASSIGN(Graph graph, HeadLayer(std::move(b), x, d, norm));
+  const auto feed_forward = [&](GraphBuilder& b, ValueId x, const LayerPlace& place) {
+    return dense[static_cast<size_t>(place.owner)]
+               ? GatedMlp(b, x, mlp, place.prefix + "mlp.", place.tag)
+               : Experts(b, x, moe, place.prefix + "mlp.", place.tag);
+  };
+  PENSTOCK_TRY_ASSIGN(Graph graph,
+                      BuildDecoder(config, {.decoder = d,
+                                            .norm = norm,
+                                            .attention = PreNormAttention(norm, attention),
+                                            .mlp = PreNormMlp(norm, feed_forward)}));
   const std::vector<int64_t> windows(static_cast<size_t>(d.layers), window);
   return Model{MakeModelConfig(model_type, d, rope.context, windows), std::move(graph)};
 }
