@@ -48,6 +48,7 @@ struct Segment {
   int64_t first_position = 0;  // of first_row, for rotary embedding
   int64_t first_key = 0;
   int64_t keys_before = 0;
+  bool long_rope = false;  // LongRoPE's choice for this sequence
 };
 
 // Names a stream of random numbers of dropout: the same key gives the same mask, also when F is run
@@ -57,6 +58,9 @@ struct DropoutKey {
   uint32_t step = 0;
   uint32_t micro_batch = 0;
   uint32_t op = 0;  // index of the operation in the graph
+  // Row of the micro-batch that the tensor's first row is: a slice of rows gets its part of the
+  // whole micro-batch's mask.
+  uint32_t first_row = 0;
 };
 
 struct TrainMoeParams {

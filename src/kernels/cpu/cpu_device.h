@@ -69,6 +69,15 @@ class CpuDevice final : public Device {
 
   int64_t FirstNonFiniteRow(Tensor x) const override;
 
+  // What training shares with the device.
+  ThreadPool& pool() { return pool_; }
+
+  const GemmKernels& kernels() const { return kernels_; }
+
+  RopeTables& rope_tables() { return rope_tables_; }
+
+  static constexpr int64_t kSerialElements = 16384;
+
  private:
   // body(RowRange) over the rows of `out`, in shares when there is enough work.
   template <class Body>
@@ -88,8 +97,6 @@ class CpuDevice final : public Device {
 
   GemmFunction PrepareActivations(const PackedMatrix& matrix, const ActivationLayout& layout,
                                   Tensor x, std::byte* a, GemmArgs& args);
-
-  static constexpr int64_t kSerialElements = 16384;
 
   Isa isa_;
   const GemmKernels& kernels_;

@@ -58,7 +58,10 @@ struct GemmArgs {
   const float* row_scale = nullptr;     // int8: per activation row
   const float* scale = nullptr;         // int8: per output feature, padded to strips
   const int32_t* row_sum128 = nullptr;  // int8: 128 x sum of the weights, per output feature
-  const float* bias = nullptr;          // or none
+  // Or none. Row r of the result is added to bias + r * bias_stride: 0 is one vector for all rows;
+  // `out` with its own stride accumulates.
+  const float* bias = nullptr;
+  int64_t bias_stride = 0;
   float* out = nullptr;
   int64_t out_stride = 0;  // elements
 };

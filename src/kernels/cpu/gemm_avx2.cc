@@ -46,9 +46,10 @@ inline F LoadFloats(const float* p, int64_t valid) {
   return {{_mm256_maskload_ps(p, Valid(valid, 0)), _mm256_maskload_ps(p + 8, Valid(valid, 8))}};
 }
 
-inline F Bias(const GemmArgs& args, int64_t column) {
-  return args.bias == nullptr ? F{{_mm256_setzero_ps(), _mm256_setzero_ps()}}
-                              : LoadFloats(args.bias + column, args.columns - column);
+inline F Bias(const GemmArgs& args, int64_t row, int64_t column) {
+  return args.bias == nullptr
+             ? F{{_mm256_setzero_ps(), _mm256_setzero_ps()}}
+             : LoadFloats(args.bias + row * args.bias_stride + column, args.columns - column);
 }
 
 inline int32_t Word(const std::byte* p) {
@@ -76,8 +77,8 @@ struct FloatSums {
 
   static void StoreState(float* p, Acc acc) { StoreFloats(p, kStrip, acc); }
 
-  static F Finish(Acc acc, const GemmArgs& args, int64_t /*row*/, int64_t column) {
-    const F bias = Bias(args, column);
+  static F Finish(Acc acc, const GemmArgs& args, int64_t row, int64_t column) {
+    const F bias = Bias(args, row, column);
     return {{_mm256_add_ps(acc.v[0], bias.v[0]), _mm256_add_ps(acc.v[1], bias.v[1])}};
   }
 };
@@ -191,7 +192,7 @@ struct OpInt8 {
   }
 
   static F Finish(Acc acc, const GemmArgs& args, int64_t row, int64_t column) {
-    const F bias = Bias(args, column);
+    const F bias = Bias(args, row, column);
     const __m256 row_scale = _mm256_set1_ps(args.row_scale[row]);
     F out;
     PENSTOCK_UNROLL

@@ -22,10 +22,10 @@ inline void StoreFloats(float* out, int64_t valid, __m512 v) {
   _mm512_mask_storeu_ps(out, Valid(valid), v);
 }
 
-inline __m512 Bias(const GemmArgs& args, int64_t column) {
-  return args.bias == nullptr
-             ? _mm512_setzero_ps()
-             : _mm512_maskz_loadu_ps(Valid(args.columns - column), args.bias + column);
+inline __m512 Bias(const GemmArgs& args, int64_t row, int64_t column) {
+  return args.bias == nullptr ? _mm512_setzero_ps()
+                              : _mm512_maskz_loadu_ps(Valid(args.columns - column),
+                                                      args.bias + row * args.bias_stride + column);
 }
 
 inline int32_t Word(const std::byte* p) {
@@ -45,8 +45,8 @@ struct FloatSums {
 
   static void StoreState(float* p, Acc acc) { _mm512_store_ps(p, acc); }
 
-  static __m512 Finish(Acc acc, const GemmArgs& args, int64_t /*row*/, int64_t column) {
-    return _mm512_add_ps(acc, Bias(args, column));
+  static __m512 Finish(Acc acc, const GemmArgs& args, int64_t row, int64_t column) {
+    return _mm512_add_ps(acc, Bias(args, row, column));
   }
 };
 
@@ -115,7 +115,7 @@ struct OpInt8 {
     const __m512i sum = _mm512_sub_epi32(acc, _mm512_loadu_si512(args.row_sum128 + column));
     const __m512 scale =
         _mm512_mul_ps(_mm512_set1_ps(args.row_scale[row]), _mm512_loadu_ps(args.scale + column));
-    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, Bias(args, column));
+    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, Bias(args, row, column));
   }
 };
 

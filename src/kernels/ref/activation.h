@@ -70,4 +70,52 @@ void SoftCap(std::span<const T> x, double cap, std::span<T> out) {
   }
 }
 
+// Derivative of Activate; 0 at the corner of the rectifiers.
+template <class T>
+T ActivateSlope(Activation activation, const T& x) {
+  const T one = Number<T>(1);
+  switch (activation) {
+    case Activation::kSilu: {
+      const T s = Sigmoid(x);
+      return s + x * s * (one - s);
+    }
+    case Activation::kGeluTanh: {
+      const T factor = Number<T>(std::sqrt(2.0 / std::numbers::pi));
+      const T tanh = std::tanh(factor * (x + Number<T>(0.044715) * x * x * x));
+      const T inner = factor * (one + Number<T>(3 * 0.044715) * x * x);
+      return Number<T>(0.5) * (one + tanh) + Number<T>(0.5) * x * (one - tanh * tanh) * inner;
+    }
+    case Activation::kGelu: {
+      const T share = Number<T>(0.5) * (one + Erf(x * Number<T>(1.0 / std::numbers::sqrt2)));
+      const T density = std::exp(Number<T>(-0.5) * x * x) *
+                        Number<T>(std::numbers::inv_sqrtpi / std::numbers::sqrt2);
+      return share + x * density;
+    }
+    case Activation::kRelu:
+      return RealPart(x) > 0 ? one : Number<T>(0);
+    case Activation::kReluSquared:
+      return RealPart(x) > 0 ? Number<T>(2) * x : Number<T>(0);
+  }
+  return one;
+}
+
+// Adds the gradients of Gated's inputs.
+template <class T>
+void GatedBackward(Activation activation, std::span<const T> gate, std::span<const T> up,
+                   std::span<const T> dy, std::span<T> dgate, std::span<T> dup) {
+  for (size_t i = 0; i < dy.size(); ++i) {
+    dgate[i] += dy[i] * up[i] * ActivateSlope(activation, gate[i]);
+    dup[i] += dy[i] * Activate(activation, gate[i]);
+  }
+}
+
+// Adds the gradient of SoftCap's input.
+template <class T>
+void SoftCapBackward(std::span<const T> x, double cap, std::span<const T> dy, std::span<T> dx) {
+  for (size_t i = 0; i < dy.size(); ++i) {
+    const T t = std::tanh(x[i] / Number<T>(cap));
+    dx[i] += dy[i] * (Number<T>(1) - t * t);
+  }
+}
+
 }  // namespace penstock::kernels::ref

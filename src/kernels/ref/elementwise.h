@@ -36,4 +36,16 @@ void Embed(std::span<const T> table, int64_t columns, std::span<const int32_t> i
   }
 }
 
+// Adds the gradient of Embed's table.
+template <class T>
+void EmbedBackward(std::span<const int32_t> ids, int64_t columns, double scale,
+                   std::span<const T> dy, std::span<T> dtable) {
+  const auto width = static_cast<size_t>(columns);
+  for (size_t r = 0; r < ids.size(); ++r) {
+    for (size_t c = 0; c < width; ++c) {
+      dtable[static_cast<size_t>(ids[r]) * width + c] += dy[r * width + c] * Number<T>(scale);
+    }
+  }
+}
+
 }  // namespace penstock::kernels::ref

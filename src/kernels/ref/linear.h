@@ -28,4 +28,26 @@ void Linear(std::span<const T> weight, std::span<const T> x, std::span<const T> 
   }
 }
 
+// Adds dy weight to dx, and dy^T x to dweight; either may be empty.
+template <class T>
+void LinearBackward(std::span<const T> weight, std::span<const T> x, std::span<const T> dy,
+                    int64_t rows, int64_t in_features, int64_t out_features, std::span<T> dx,
+                    std::span<T> dweight) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t n = 0; n < out_features; ++n) {
+      const T slope = dy[static_cast<size_t>(r * out_features + n)];
+      for (int64_t k = 0; k < in_features; ++k) {
+        const auto at = static_cast<size_t>(r * in_features + k);
+        const auto element = static_cast<size_t>(n * in_features + k);
+        if (!dx.empty()) {
+          dx[at] += slope * weight[element];
+        }
+        if (!dweight.empty()) {
+          dweight[element] += slope * x[at];
+        }
+      }
+    }
+  }
+}
+
 }  // namespace penstock::kernels::ref

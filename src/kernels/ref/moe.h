@@ -122,4 +122,91 @@ void Moe(const MoeWeights<T>& weights, const MoeChoice& choice, Activation activ
   }
 }
 
+template <class T>
+struct MoeGradients {
+  std::vector<T> router;  // as MoeWeights
+  std::vector<std::vector<T>> gate_up;
+  std::vector<std::vector<T>> down;
+};
+
+// Gradient of one row's logits from that of its experts' weights. `chosen` are those whose weight
+// is not zero.
+template <class T>
+std::vector<T> RouterBackward(const MoeWeights<T>& weights, const MoeChoice& choice,
+                              std::span<const T> x, std::span<const T> router,
+                              std::span<const T> dweights) {
+  const size_t experts = router.size();
+  std::vector<T> scores(experts);
+  Linear<T>(weights.router, x, {}, 1, static_cast<int64_t>(x.size()), static_cast<int64_t>(experts),
+            scores);
+  if (choice.sigmoid) {
+    for (T& score : scores) {
+      score = Sigmoid(score);
+    }
+  } else {
+    Softmax<T>(scores, scores);
+  }
+  T sum = Number<T>(0);
+  T mean = Number<T>(0);
+  for (size_t e = 0; e < experts; ++e) {
+    if (RealPart(router[e]) != 0) {
+      sum += scores[e];
+      mean += scores[e] * dweights[e];
+    }
+  }
+  mean /= sum;
+  std::vector<T> slopes(experts, Number<T>(0));
+  T under_softmax = Number<T>(0);
+  for (size_t e = 0; e < experts; ++e) {
+    if (RealPart(router[e]) != 0) {
+      slopes[e] = (choice.normalize ? (dweights[e] - mean) / sum : dweights[e]) *
+                  Number<T>(choice.weight_scale);
+      under_softmax += scores[e] * slopes[e];
+    }
+  }
+  for (size_t e = 0; e < experts; ++e) {
+    slopes[e] = choice.sigmoid ? scores[e] * (Number<T>(1) - scores[e]) * slopes[e]
+                               : scores[e] * (slopes[e] - under_softmax);
+  }
+  return slopes;
+}
+
+// Adds the gradients of Moe's input and weights for one row; the choice of experts is held fixed.
+template <class T>
+void MoeBackward(const MoeWeights<T>& weights, const MoeChoice& choice, Activation activation,
+                 int64_t ffn, std::span<const T> x, std::span<const T> dy, std::span<T> dx,
+                 MoeGradients<T>& gradients) {
+  const auto width = static_cast<int64_t>(x.size());
+  const std::vector<T> router = RouterWeights(weights, choice, x);
+  const auto inner = static_cast<size_t>(ffn);
+  std::vector<T> dweights(router.size(), Number<T>(0));
+  for (size_t e = 0; e < router.size(); ++e) {
+    if (RealPart(router[e]) == 0) {
+      continue;
+    }
+    std::vector<T> both(2 * inner);
+    std::vector<T> product(inner);
+    std::vector<T> down(x.size());
+    Linear<T>(weights.gate_up[e], x, {}, 1, width, 2 * ffn, both);
+    const std::span<const T> gate(both.data(), inner);
+    const std::span<const T> up(both.data() + inner, inner);
+    Gated<T>(activation, gate, up, product);
+    Linear<T>(weights.down[e], product, {}, 1, ffn, width, down);
+    std::vector<T> ddown(x.size());
+    for (size_t c = 0; c < x.size(); ++c) {
+      dweights[e] += dy[c] * down[c];
+      ddown[c] = dy[c] * router[e];
+    }
+    std::vector<T> dproduct(inner, Number<T>(0));
+    LinearBackward<T>(weights.down[e], product, ddown, 1, ffn, width, dproduct, gradients.down[e]);
+    std::vector<T> dboth(2 * inner, Number<T>(0));
+    GatedBackward<T>(activation, gate, up, dproduct, std::span(dboth).first(inner),
+                     std::span(dboth).last(inner));
+    LinearBackward<T>(weights.gate_up[e], x, dboth, 1, width, 2 * ffn, dx, gradients.gate_up[e]);
+  }
+  const std::vector<T> dlogits = RouterBackward<T>(weights, choice, x, router, dweights);
+  LinearBackward<T>(weights.router, x, dlogits, 1, width, static_cast<int64_t>(router.size()), dx,
+                    gradients.router);
+}
+
 }  // namespace penstock::kernels::ref

@@ -47,4 +47,31 @@ void Softmax(std::span<const T> x, std::span<T> out) {
   }
 }
 
+// Adds the gradients of RmsNorm's input and weight. dweight [group].
+template <class T>
+void RmsNormBackward(std::span<const T> x, std::span<const T> weight, double epsilon, bool add_one,
+                     int64_t group, std::span<const T> dy, std::span<T> dx, std::span<T> dweight) {
+  const auto width = static_cast<size_t>(group);
+  for (size_t begin = 0; begin < x.size(); begin += width) {
+    T squares = Number<T>(0);
+    for (size_t i = 0; i < width; ++i) {
+      squares += x[begin + i] * x[begin + i];
+    }
+    const T inverse = Number<T>(1) / std::sqrt(squares / Number<T>(static_cast<double>(group)) +
+                                               Number<T>(epsilon));
+    T mean = Number<T>(0);
+    for (size_t i = 0; i < width; ++i) {
+      const T w = add_one ? weight[i] + Number<T>(1) : weight[i];
+      const T z = x[begin + i] * inverse;
+      mean += dy[begin + i] * w * z;
+      dweight[i] += dy[begin + i] * z;
+    }
+    mean /= Number<T>(static_cast<double>(group));
+    for (size_t i = 0; i < width; ++i) {
+      const T w = add_one ? weight[i] + Number<T>(1) : weight[i];
+      dx[begin + i] += inverse * (dy[begin + i] * w - x[begin + i] * inverse * mean);
+    }
+  }
+}
+
 }  // namespace penstock::kernels::ref

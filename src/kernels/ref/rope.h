@@ -33,4 +33,24 @@ void Rope(std::span<const T> x, int64_t position, std::span<const float> inverse
   }
 }
 
+// Adds the gradient of Rope's input: the transposed rotation.
+template <class T>
+void RopeBackward(std::span<const T> dy, int64_t position,
+                  std::span<const float> inverse_frequencies, bool interleaved, double scale,
+                  std::span<T> dx) {
+  const size_t n = inverse_frequencies.size();
+  for (size_t i = 0; i < n; ++i) {
+    const float angle = static_cast<float>(position) * inverse_frequencies[i];
+    const T c = Number<T>(std::cos(static_cast<double>(angle)) * scale);
+    const T s = Number<T>(std::sin(static_cast<double>(angle)) * scale);
+    const size_t first = interleaved ? 2 * i : i;
+    const size_t second = interleaved ? 2 * i + 1 : i + n;
+    dx[first] += dy[first] * c + dy[second] * s;
+    dx[second] += dy[second] * c - dy[first] * s;
+  }
+  for (size_t i = 2 * n; i < dy.size(); ++i) {
+    dx[i] += dy[i];
+  }
+}
+
 }  // namespace penstock::kernels::ref

@@ -1,0 +1,356 @@
+// Mixture of experts in training: the rules of cpu/moe_routing.h, and experts in ascending order.
+//
+// A slot is a (row, chosen expert). What is kept per slot lies by ascending expert, then ascending
+// row. Gradients flow through the weights of the chosen experts, not through the choice.
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "kernels/cpu/moe_routing.h"
+#include "kernels/cpu/training_device.h"
+#include "kernels/cpu/training_ops.h"
+
+namespace penstock::kernels {
+namespace {
+
+struct MoeShape {
+  int64_t experts = 0;
+  int64_t chosen = 0;
+  int64_t width = 0;
+  int64_t ffn = 0;
+  int64_t rows = 0;
+
+  int64_t slots() const { return rows * chosen; }
+};
+
+// Deals out pieces of memory, each from a cache line on.
+class Pieces {
+ public:
+  int64_t Take(int64_t bytes) {
+    const int64_t at = bytes_;
+    bytes_ += (bytes + 63) / 64 * 64;
+    return at;
+  }
+
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
+Tensor FloatsAt(Tensor memory, int64_t at, int64_t rows, int64_t columns) {
+  return {memory.Bytes().data() + at, DType::kF32, rows, columns};
+}
+
+int32_t* IntsAt(Tensor memory, int64_t at) {
+  return reinterpret_cast<int32_t*>(memory.Bytes().data() + at);
+}
+
+struct Saved {
+  Pieces pieces;
+  int64_t chosen;   // [rows, chosen] int32
+  int64_t weights;  // [rows, chosen]
+  int64_t scores;   // [rows, experts]
+  int64_t gate_up;  // [slots, 2 ffn]
+
+  explicit Saved(const MoeShape& s)
+      : chosen(pieces.Take(s.slots() * 4)),
+        weights(pieces.Take(s.slots() * 4)),
+        scores(pieces.Take(s.rows * s.experts * 4)),
+        gate_up(pieces.Take(s.slots() * 2 * s.ffn * 4)) {}
+};
+
+struct Held {
+  Pieces pieces;
+  int64_t gate_up;  // gradient, [slots, 2 ffn]
+  int64_t logits;   // gradient, [rows, experts]
+
+  explicit Held(const MoeShape& s)
+      : gate_up(pieces.Take(s.slots() * 2 * s.ffn * 4)),
+        logits(pieces.Take(s.rows * s.experts * 4)) {}
+};
+
+struct Work {
+  Pieces pieces;
+  int64_t row_list;     // [rows] int32: of one expert
+  int64_t slot_list;    // [rows] int32: row * chosen + rank
+  int64_t row_weight;   // [rows]
+  int64_t slot_slopes;  // gradient of the weights, [rows, chosen]
+  int64_t wide;         // [rows, width]
+  int64_t wide2;        // [rows, width]
+  int64_t inner;        // [rows, ffn]
+  int64_t inner2;       // [rows, ffn]
+  int64_t product;
+  int64_t product_bytes;
+
+  Work(const MoeShape& s, int64_t bytes)
+      : row_list(pieces.Take(s.rows * 4)),
+        slot_list(pieces.Take(s.rows * 4)),
+        row_weight(pieces.Take(s.rows * 4)),
+        slot_slopes(pieces.Take(s.slots() * 4)),
+        wide(pieces.Take(s.rows * s.width * 4)),
+        wide2(pieces.Take(s.rows * s.width * 4)),
+        inner(pieces.Take(s.rows * s.ffn * 4)),
+        inner2(pieces.Take(s.rows * s.ffn * 4)),
+        product(pieces.Take(bytes)),
+        product_bytes(bytes) {}
+
+  Tensor Product(Tensor memory) const {
+    return {memory.Bytes().data() + product, DType::kU8, 1, product_bytes};
+  }
+};
+
+MoeShape ShapeOf(const TrainMoeParams& params, Tensor x) {
+  PENSTOCK_CHECK(static_cast<int64_t>(params.gate_up.size()) == params.router.rows() &&
+                     params.down.size() == params.gate_up.size(),
+                 "each expert has its matrices");
+  PENSTOCK_CHECK(params.chosen >= 1 && params.chosen <= params.router.rows(),
+                 "experts to choose from");
+  return {params.router.rows(), params.chosen, x.columns(), params.down[0]->columns(), x.rows()};
+}
+
+ProductType TypeOf(const TrainMatrix& matrix) {
+  const WeightType type = static_cast<const CpuTrainMatrix&>(matrix).forward().type;
+  return type == WeightType::kF32 ? ProductType::kF32 : ProductType::kBF16;
+}
+
+MoeParams Routing(const TrainMoeParams& params) {
+  MoeParams routing;
+  routing.sigmoid = params.sigmoid;
+  routing.normalize = params.normalize;
+  routing.chosen = params.chosen;
+  routing.weight_scale = params.weight_scale;
+  routing.router = params.router;
+  routing.router_bias = params.router_bias;
+  return routing;
+}
+
+// The slots of one expert, as lists in the workspace; returns how many.
+int64_t ListSlots(const MoeShape& shape, int64_t expert, Tensor saved, const Saved& at,
+                  Tensor workspace, const Work& work) {
+  const int32_t* chosen = IntsAt(saved, at.chosen);
+  const float* weights = FloatsAt(saved, at.weights, 1, shape.slots()).Row<float>(0).data();
+  int32_t* row_list = IntsAt(workspace, work.row_list);
+  int32_t* slot_list = IntsAt(workspace, work.slot_list);
+  float* row_weight = FloatsAt(workspace, work.row_weight, 1, shape.rows).Row<float>(0).data();
+  int64_t count = 0;
+  for (int64_t i = 0; i < shape.slots(); ++i) {
+    if (chosen[i] == expert) {
+      row_list[count] = static_cast<int32_t>(i / shape.chosen);
+      slot_list[count] = static_cast<int32_t>(i);
+      row_weight[count++] = weights[i];
+    }
+  }
+  return count;
+}
+
+// Gradient of one row's logits from that of its weights. With scores s, weights are
+// w = scale * s / (sum of the chosen s), or scale * s.
+void RouteBack(const TrainMoeParams& params, const float* scores, const int32_t* chosen,
+               const float* slopes, float* dlogits) {
+  const int64_t experts = params.router.rows();
+  float sum = 0;
+  float mean = 0;
+  for (int64_t i = 0; i < params.chosen; ++i) {
+    sum += scores[chosen[i]];
+    mean += scores[chosen[i]] * slopes[i];
+  }
+  mean /= sum;
+  std::fill_n(dlogits, experts, 0.0F);
+  float under_softmax = 0;
+  for (int64_t i = 0; i < params.chosen; ++i) {
+    const float slope = params.normalize ? (slopes[i] - mean) / sum : slopes[i];
+    dlogits[chosen[i]] = slope * params.weight_scale;
+    under_softmax += scores[chosen[i]] * dlogits[chosen[i]];
+  }
+  for (int64_t e = 0; e < experts; ++e) {
+    dlogits[e] = params.sigmoid ? scores[e] * (1.0F - scores[e]) * dlogits[e]
+                                : scores[e] * (dlogits[e] - under_softmax);
+  }
+}
+
+}  // namespace
+
+int64_t CpuTraining::MoeSavedBytes(int64_t experts, int64_t chosen, int64_t width, int64_t ffn,
+                                   int64_t rows) const {
+  return Saved(MoeShape{experts, chosen, width, ffn, rows}).pieces.bytes();
+}
+
+int64_t CpuTraining::MoeHeldBytes(int64_t experts, int64_t chosen, int64_t width, int64_t ffn,
+                                  int64_t rows) const {
+  return Held(MoeShape{experts, chosen, width, ffn, rows}).pieces.bytes();
+}
+
+int64_t CpuTraining::TrainMoeWorkspaceBytes(int64_t experts, int64_t chosen, int64_t width,
+                                            int64_t ffn, ProductType type, int64_t rows) const {
+  const int64_t product =
+      std::max({ProductWorkspaceBytes(2 * ffn, width, type, rows),
+                ProductWorkspaceBytes(width, ffn, type, rows),
+                ProductWorkspaceBytes(experts, width, ProductType::kF32, rows)});
+  return Work(MoeShape{experts, chosen, width, ffn, rows}, product).pieces.bytes();
+}
+
+int64_t CpuTraining::MoeProductBytes(const TrainMoeParams& params, Tensor x,
+                                     Tensor workspace) const {
+  const MoeShape s = ShapeOf(params, x);
+  const ProductType type = TypeOf(*params.down[0]);
+  PENSTOCK_CHECK(workspace.bytes() >=
+                     TrainMoeWorkspaceBytes(s.experts, s.chosen, s.width, s.ffn, type, s.rows),
+                 "the workspace is large enough");
+  return std::max({ProductWorkspaceBytes(2 * s.ffn, s.width, type, s.rows),
+                   ProductWorkspaceBytes(s.width, s.ffn, type, s.rows),
+                   ProductWorkspaceBytes(s.experts, s.width, ProductType::kF32, s.rows)});
+}
+
+void CpuTraining::MoeForward(const TrainMoeParams& params, Tensor x, Tensor out, Tensor saved,
+                             Tensor workspace) {
+  const MoeShape shape = ShapeOf(params, x);
+  const Saved at(shape);
+  const Work work(shape, MoeProductBytes(params, x, workspace));
+  PENSTOCK_CHECK(saved.bytes() >= at.pieces.bytes(), "what is saved fits");
+  const int64_t ffn = shape.ffn;
+  int32_t* chosen = IntsAt(saved, at.chosen);
+  const Tensor weights = FloatsAt(saved, at.weights, shape.rows, shape.chosen);
+  const Tensor scores = FloatsAt(saved, at.scores, shape.rows, shape.experts);
+  const MoeParams routing = Routing(params);
+  OverRows(x, shape.experts, [&](RowRange range) {
+    RouterRows(x, params.router, scores.Row<float>(0).data(), range);
+    for (int64_t r = range.begin; r < range.end; ++r) {
+      RouteRow(routing, scores.Row<float>(r).data(), chosen + r * shape.chosen,
+               weights.Row<float>(r).data());
+    }
+  });
+  Fill(out, 0.0F);
+  const Tensor product = work.Product(workspace);
+  const int32_t* row_list = IntsAt(workspace, work.row_list);
+  const float* row_weight =
+      FloatsAt(workspace, work.row_weight, 1, shape.rows).Row<float>(0).data();
+  int64_t first = 0;
+  for (int64_t e = 0; e < shape.experts; ++e) {
+    const int64_t count = ListSlots(shape, e, saved, at, workspace, work);
+    if (count == 0) {
+      continue;
+    }
+    const auto index = static_cast<size_t>(e);
+    const Tensor gathered = FloatsAt(workspace, work.wide, count, shape.width);
+    const Tensor both = FloatsAt(saved, at.gate_up, shape.slots(), 2 * ffn).Rows(first, count);
+    const Tensor inner = FloatsAt(workspace, work.inner, count, ffn);
+    const Tensor down = FloatsAt(workspace, work.wide2, count, shape.width);
+    device_.GatherRows(x, {row_list, static_cast<size_t>(count)}, gathered);
+    LinearForward(*params.gate_up[index], gathered, {}, both, product);
+    device_.Gated(params.activation, both.Columns(0, ffn), both.Columns(ffn, ffn), inner);
+    LinearForward(*params.down[index], inner, {}, down, product);
+    OverRows(down, 1,
+             [&](RowRange range) { AddScaledRows(down, row_list, row_weight, out, range); });
+    first += count;
+  }
+}
+
+void CpuTraining::MoeBackwardInput(const TrainMoeParams& params, Tensor x, Tensor saved, Tensor dy,
+                                   bool accumulate, Tensor dx, Tensor held, Tensor workspace) {
+  const MoeShape shape = ShapeOf(params, x);
+  const Saved at(shape);
+  const Held to(shape);
+  const Work work(shape, MoeProductBytes(params, x, workspace));
+  PENSTOCK_CHECK(saved.bytes() >= at.pieces.bytes() && held.bytes() >= to.pieces.bytes(),
+                 "what is saved and held fits");
+  const int64_t ffn = shape.ffn;
+  if (!accumulate) {
+    Fill(dx, 0.0F);
+  }
+  const Tensor product = work.Product(workspace);
+  const int32_t* row_list = IntsAt(workspace, work.row_list);
+  const int32_t* slot_list = IntsAt(workspace, work.slot_list);
+  const float* row_weight =
+      FloatsAt(workspace, work.row_weight, 1, shape.rows).Row<float>(0).data();
+  const Tensor slopes = FloatsAt(workspace, work.slot_slopes, shape.rows, shape.chosen);
+  int64_t first = 0;
+  for (int64_t e = 0; e < shape.experts; ++e) {
+    const int64_t count = ListSlots(shape, e, saved, at, workspace, work);
+    if (count == 0) {
+      continue;
+    }
+    const auto index = static_cast<size_t>(e);
+    const Tensor wide = FloatsAt(workspace, work.wide, count, shape.width);
+    const Tensor both = FloatsAt(saved, at.gate_up, shape.slots(), 2 * ffn).Rows(first, count);
+    const Tensor back = FloatsAt(held, to.gate_up, shape.slots(), 2 * ffn).Rows(first, count);
+    const Tensor inner = FloatsAt(workspace, work.inner, count, ffn);
+    const Tensor inner_back = FloatsAt(workspace, work.inner2, count, ffn);
+    const Tensor gate = both.Columns(0, ffn);
+    const Tensor up = both.Columns(ffn, ffn);
+    device_.GatherRows(dy, {row_list, static_cast<size_t>(count)}, wide);
+    LinearBackwardInput(*params.down[index], wide, false, inner_back, product);
+    device_.Gated(params.activation, gate, up, inner);
+    // The weight's gradient is dy . down(inner) = (dy down) . inner.
+    OverRows(inner, 1, [&](RowRange range) {
+      for (int64_t r = range.begin; r < range.end; ++r) {
+        slopes.All<float>()[static_cast<size_t>(slot_list[r])] =
+            DotOf(inner.Row<float>(r).data(), inner_back.Row<float>(r).data(), ffn);
+        ScaleRows(inner_back, row_weight[r], inner_back, {r, r + 1});
+      }
+    });
+    GatedBackward(params.activation, gate, up, inner_back, false, back.Columns(0, ffn), false,
+                  back.Columns(ffn, ffn));
+    LinearBackwardInput(*params.gate_up[index], back, false, wide, product);
+    ScatterAddRows(wide, {row_list, static_cast<size_t>(count)}, dx);
+    first += count;
+  }
+  const Tensor scores = FloatsAt(saved, at.scores, shape.rows, shape.experts);
+  const Tensor dlogits = FloatsAt(held, to.logits, shape.rows, shape.experts);
+  const int32_t* chosen = IntsAt(saved, at.chosen);
+  const std::vector<int32_t> same(static_cast<size_t>(shape.experts), 0);
+  OverRows(dx, shape.experts, [&](RowRange range) {
+    for (int64_t r = range.begin; r < range.end; ++r) {
+      RouteBack(params, scores.Row<float>(r).data(), chosen + r * shape.chosen,
+                slopes.Row<float>(r).data(), dlogits.Row<float>(r).data());
+      AddScaledRows(params.router, same.data(), dlogits.Row<float>(r).data(), dx.Rows(r, 1),
+                    {0, shape.experts});
+    }
+  });
+}
+
+void CpuTraining::MoeBackwardWeight(const TrainMoeParams& params, Tensor x, Tensor saved, Tensor dy,
+                                    Tensor held, Tensor drouter, std::span<const Tensor> dgate_up,
+                                    std::span<const Tensor> ddown, Tensor workspace) {
+  const MoeShape shape = ShapeOf(params, x);
+  const Saved at(shape);
+  const Held from(shape);
+  const Work work(shape, MoeProductBytes(params, x, workspace));
+  PENSTOCK_CHECK(dgate_up.size() == params.gate_up.size() && ddown.size() == params.down.size(),
+                 "each expert has its gradients");
+  const int64_t ffn = shape.ffn;
+  const Tensor product = work.Product(workspace);
+  const int32_t* row_list = IntsAt(workspace, work.row_list);
+  const float* row_weight =
+      FloatsAt(workspace, work.row_weight, 1, shape.rows).Row<float>(0).data();
+  int64_t first = 0;
+  for (int64_t e = 0; e < shape.experts; ++e) {
+    const int64_t count = ListSlots(shape, e, saved, at, workspace, work);
+    if (count == 0) {
+      continue;
+    }
+    const auto index = static_cast<size_t>(e);
+    const ProductType type = TypeOf(*params.down[index]);
+    const std::span<const int32_t> rows(row_list, static_cast<size_t>(count));
+    const Tensor wide = FloatsAt(workspace, work.wide, count, shape.width);
+    const Tensor both = FloatsAt(saved, at.gate_up, shape.slots(), 2 * ffn).Rows(first, count);
+    const Tensor back = FloatsAt(held, from.gate_up, shape.slots(), 2 * ffn).Rows(first, count);
+    const Tensor inner = FloatsAt(workspace, work.inner, count, ffn);
+    device_.GatherRows(x, rows, wide);
+    LinearBackwardWeight(type, back, wide, dgate_up[index], product);
+    device_.Gated(params.activation, both.Columns(0, ffn), both.Columns(ffn, ffn), inner);
+    device_.GatherRows(dy, rows, wide);
+    OverRows(wide, 1, [&](RowRange range) {
+      for (int64_t r = range.begin; r < range.end; ++r) {
+        ScaleRows(wide, row_weight[r], wide, {r, r + 1});
+      }
+    });
+    LinearBackwardWeight(type, wide, inner, ddown[index], product);
+    first += count;
+  }
+  const Tensor dlogits = FloatsAt(held, from.logits, shape.rows, shape.experts);
+  LinearBackwardWeight(ProductType::kF32, dlogits, x, drouter, product);
+}
+
+}  // namespace penstock::kernels
