@@ -69,6 +69,8 @@ struct TrainMoeParams {
   int64_t chosen = 0;
   float weight_scale = 1.0F;
   Activation activation = Activation::kSilu;
+  int64_t groups = 1;  // as in MoeParams
+  int64_t chosen_groups = 1;
   Tensor router;       // [experts, width] float32 master
   Tensor router_bias;  // [1, experts] or empty; used for choosing only, no gradient
   std::span<const TrainMatrix* const> gate_up;  // per expert [2 * ffn, width]

@@ -21,8 +21,9 @@ void ExpectNear(const std::vector<double>& got, const std::vector<double>& want)
 }
 
 TEST(GradientTwins, OfActivationsAreTheirComplexSteps) {
-  for (const Activation activation : {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu,
-                                      Activation::kRelu, Activation::kReluSquared}) {
+  for (const Activation activation :
+       {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu, Activation::kRelu,
+        Activation::kReluSquared, Activation::kSigmoid}) {
     for (const double at : {-4.0, -0.3, 0.2, 1.0, 6.0}) {
       const double step = ref::Activate<Complex>(activation, {at, 1e-30}).imag() / 1e-30;
       EXPECT_NEAR(ref::ActivateSlope<double>(activation, at), step, 1e-12)
@@ -161,7 +162,11 @@ TEST_P(MoeTwin, HasItsGradientWhileTheChoiceStays) {
   constexpr int64_t kExperts = 4;
   constexpr int64_t kWidth = 3;
   constexpr int64_t kFfn = 2;
-  const ref::MoeChoice choice{GetParam().first, GetParam().second, 2, 1.5};
+  ref::MoeChoice choice;
+  choice.sigmoid = GetParam().first;
+  choice.normalize = GetParam().second;
+  choice.chosen = 2;
+  choice.weight_scale = 1.5;
   // All numbers in one vector: x, router, then each expert's two matrices.
   const auto all = RandomDoubles(kWidth + kExperts * kWidth + kExperts * 3 * kFfn * kWidth, 5);
   const auto bias = RandomDoubles(kExperts, 6);

@@ -107,6 +107,9 @@ MoeShape ShapeOf(const TrainMoeParams& params, Tensor x) {
                  "each expert has its matrices");
   PENSTOCK_CHECK(params.chosen >= 1 && params.chosen <= params.router.rows(),
                  "experts to choose from");
+  PENSTOCK_CHECK(params.router.rows() % params.groups == 0 && params.chosen_groups >= 1 &&
+                     params.chosen <= params.router.rows() / params.groups * params.chosen_groups,
+                 "the chosen groups hold enough experts");
   return {params.router.rows(), params.chosen, x.columns(), params.down[0]->columns(), x.rows()};
 }
 
@@ -121,6 +124,8 @@ MoeParams Routing(const TrainMoeParams& params) {
   routing.normalize = params.normalize;
   routing.chosen = params.chosen;
   routing.weight_scale = params.weight_scale;
+  routing.groups = params.groups;
+  routing.chosen_groups = params.chosen_groups;
   routing.router = params.router;
   routing.router_bias = params.router_bias;
   return routing;

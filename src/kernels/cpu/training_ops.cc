@@ -93,6 +93,10 @@ HWY_INLINE ValueAndSlope ActivateBoth(DF d, Activation activation, VF x) {
       const VF positive = hn::IfThenElse(hn::Le(x, zero), zero, x);
       return {hn::Mul(positive, positive), hn::Add(positive, positive)};
     }
+    case Activation::kSigmoid: {
+      const VF s = Sigmoid(d, x);
+      return {s, hn::Mul(s, hn::Sub(one, s))};
+    }
   }
   return {x, one};
 }
@@ -147,6 +151,8 @@ void GatedBackAny(Activation activation, Tensor gate, Tensor up, Tensor dy, bool
       return run(GatedBack<Activation::kRelu>);
     case Activation::kReluSquared:
       return run(GatedBack<Activation::kReluSquared>);
+    case Activation::kSigmoid:
+      return run(GatedBack<Activation::kSigmoid>);
   }
 }
 
@@ -163,6 +169,8 @@ void ActBackAny(Activation activation, Tensor x, Tensor dy, bool accumulate, Ten
       return ActBack<Activation::kRelu>(x, dy, accumulate, dx, rows);
     case Activation::kReluSquared:
       return ActBack<Activation::kReluSquared>(x, dy, accumulate, dx, rows);
+    case Activation::kSigmoid:
+      return ActBack<Activation::kSigmoid>(x, dy, accumulate, dx, rows);
   }
 }
 
@@ -315,23 +323,30 @@ HWY_INLINE void RopeBackPairs(const float* y, const float* c, const float* s, in
   }
 }
 
+// Columns that are not rotated.
+HWY_INLINE void PassColumns(const float* y, int64_t n, bool accumulate, float* out) {
+  const DF d;
+  ForVectors(n, [&](int64_t i, int64_t count)
+                    HWY_ATTR { Put(d, accumulate, Get(d, y + i, count), out + i, count); });
+}
+
 void RopeBack(Tensor dy, const RopeParams& params, const float* cos, const float* sin,
               bool accumulate, Tensor dx, RowRange rows) {
-  const DF d;
   const int64_t half = params.rotary_dim / 2;
+  const int64_t end = params.offset + params.rotary_dim;
   for (int64_t r = rows.begin; r < rows.end; ++r) {
     for (int64_t h = 0; h < params.heads; ++h) {
       const float* y = In(dy, r) + h * params.head_dim;
       float* to = Out(dx, r) + h * params.head_dim;
+      const float* c = cos + r * half;
+      const float* s = sin + r * half;
       if (params.interleaved) {
-        RopeBackPairs(y, cos + r * half, sin + r * half, half, accumulate, to);
+        RopeBackPairs(y + params.offset, c, s, half, accumulate, to + params.offset);
       } else {
-        RopeBackHalves(y, cos + r * half, sin + r * half, half, accumulate, to);
+        RopeBackHalves(y + params.offset, c, s, half, accumulate, to + params.offset);
       }
-      ForVectors(params.head_dim - params.rotary_dim, [&](int64_t i, int64_t n) HWY_ATTR {
-        const int64_t at = params.rotary_dim + i;
-        Put(d, accumulate, Get(d, y + at, n), to + at, n);
-      });
+      PassColumns(y, params.offset, accumulate, to);
+      PassColumns(y + end, params.head_dim - end, accumulate, to + end);
     }
   }
 }

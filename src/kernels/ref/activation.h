@@ -95,6 +95,8 @@ T ActivateSlope(Activation activation, const T& x) {
       return RealPart(x) > 0 ? one : Number<T>(0);
     case Activation::kReluSquared:
       return RealPart(x) > 0 ? Number<T>(2) * x : Number<T>(0);
+    case Activation::kSigmoid:
+      return Sigmoid(x) * (one - Sigmoid(x));
   }
   return one;
 }
