@@ -41,6 +41,9 @@ std::string LaneText(const Lane& lane) {
       return fmt::format("sampled tokens from rank {} to rank {}", lane.source, lane.target);
     case LaneKind::kControl:
       return fmt::format("control messages from rank {} to rank {}", lane.source, lane.target);
+    case LaneKind::kReduce:
+      return fmt::format("gradients of shared weights from rank {} to rank {}", lane.source,
+                         lane.target);
   }
   return "unknown lane";
 }
@@ -77,7 +80,7 @@ Result<MessageHeader> DecodeHeader(std::span<const std::byte> bytes) {
   }
   MessageHeader header;
   const auto kind = Get<uint8_t>(bytes, 6);
-  if (kind > static_cast<uint8_t>(LaneKind::kControl)) {
+  if (kind > static_cast<uint8_t>(LaneKind::kReduce)) {
     return wrong(fmt::format("unknown kind {}", kind));
   }
   header.lane.kind = static_cast<LaneKind>(kind);

@@ -21,6 +21,7 @@ enum class LaneKind : uint8_t {
   kPlan,      // step plans, from the decider to a stage
   kResult,    // sampled ids, from the head's stage to the decider
   kControl,   // set-up, readiness and reports, between a stage and the decider
+  kReduce,    // gradients of weights, between the holders of the same weights
 };
 
 // Names one stream of messages between two ranks. `edge` is the boundary's index (the sending

@@ -106,6 +106,10 @@ Result<schedule::Schedule> PrepareTrainSchedule(const schedule::Schedule& comput
                                                 const model::Partition& partition,
                                                 const TrainScheduleOptions& options);
 
+// The forward actions of a compute-only schedule, in its order on its ranks: for TrainSpec's
+// eval_schedule, after PrepareTrainSchedule.
+schedule::Schedule ForwardOf(const schedule::Schedule& compute);
+
 // The edges of PrepareTrainSchedule: a value that stages beyond the next one read (`to` has those),
 // and tensors that several stages use.
 std::vector<schedule::Edge> TrainEdges(const model::Graph& graph,
@@ -115,6 +119,10 @@ struct TrainSpec {
   const model::Graph* graph = nullptr;
   const model::Partition* partition = nullptr;   // into the schedule's stages
   const schedule::Schedule* schedule = nullptr;  // from PrepareTrainSchedule
+  // Forward only, with the same placement (ForwardOf, then PrepareTrainSchedule): what RunEval runs
+  // on the same weights.
+  const schedule::Schedule* eval_schedule = nullptr;
+  int credits = 2;       // as the schedules were prepared
   int32_t replicas = 1;  // data-parallel copies; channel rank = replica * ranks + rank
   // First micro-batch of each lane, ascending from 0. Empty: what the schedule needs, that is {0},
   // or {0, m / 2 rounded up} for two copies of the weights, which must not be anything else.
@@ -202,7 +210,13 @@ class TrainRank {
   // caller tells the channel (Fail).
   virtual Result<StepResult> RunStep(const StepData& data, StepEnd* end) = 0;
 
-  // Which of this rank's stages has the head in any copy of the weights (losses come from there).
+  // Losses of up to eval_schedule->micro_batches micro-batches (those beyond the data are left
+  // out), without dropout and without a backward pass. Every rank of the replica calls it with the
+  // same data. `data.counted` is not used. REQUIRES: spec.eval_schedule.
+  virtual Result<StepResult> RunEval(const StepData& data) = 0;
+
+  // Whether one of this rank's stages has the head, in any copy of the weights: losses come from
+  // it.
   virtual bool holds_head() const = 0;
 };
 

@@ -1,0 +1,334 @@
+#include "runtime/train_executor.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "runtime/fault.h"
+
+namespace penstock::runtime {
+
+using schedule::Action;
+using schedule::OpKind;
+
+TrainExecutor::TrainExecutor(const TrainMeans& means, const TrainProgram& program)
+    : m_(means), program_(program), runner_(means.runner), lane_starts_(LaneStarts(*means.spec)) {}
+
+// The table of actions.
+TrainExecutor::Operation TrainExecutor::OperationOf(OpKind kind) {
+  switch (kind) {
+    case OpKind::kForward:
+      return &TrainExecutor::Forward;
+    case OpKind::kRecompute:
+      return &TrainExecutor::Recompute;
+    case OpKind::kBackward:
+    case OpKind::kBackwardInput:
+    case OpKind::kBackwardWeight:
+      return &TrainExecutor::Backward;
+    case OpKind::kSendForward:
+    case OpKind::kSendBackward:
+      return &TrainExecutor::Send;
+    case OpKind::kRecvForward:
+    case OpKind::kRecvBackward:
+      return &TrainExecutor::Receive;
+    case OpKind::kReduceGrad:
+      return &TrainExecutor::ReduceGradients;
+    case OpKind::kOptimizer:
+      return &TrainExecutor::Optimize;
+    case OpKind::kBarrier:
+      return &TrainExecutor::Barrier;
+    case OpKind::kIdle:
+    case OpKind::kRelease:          // a value goes with its last reading
+    case OpKind::kWaitSendForward:  // a SEND returns when its buffer is free
+    case OpKind::kWaitSendBackward:
+    case OpKind::kWaitReduceGrad:
+    case OpKind::kUnshard:
+    case OpKind::kReshard:
+      return &TrainExecutor::Nothing;
+  }
+  return &TrainExecutor::Nothing;
+}
+
+Result<StepResult> TrainExecutor::Run(std::span<const MicroBatchShape> shapes, const StepData* data,
+                                      StepEnd* end) {
+  Begin(shapes, data, end);
+  if (!dry() && !program_.schedule().forward_only) {
+    m_.parameters->ZeroGradients();
+  }
+  for (const Action& action : program_.actions()) {
+    const bool left_out =
+        OfUnit(action.kind) && action.micro_batch.value() >= static_cast<int32_t>(shapes.size());
+    if (left_out || action.kind == OpKind::kIdle) {
+      continue;
+    }
+    if (const Result<> result = Execute(action); !result.ok()) {
+      return Named(result.error(), action);
+    }
+  }
+  for (const auto& [key, queue] : queues_) {
+    PENSTOCK_CHECK(queue.early.empty(), "every unit adds to the accumulators of its stages");
+  }
+  for (const std::unique_ptr<TrainUnit>& unit : units_) {
+    PENSTOCK_CHECK(unit == nullptr, "a step leaves nothing behind");
+  }
+  return std::move(result_);
+}
+
+void TrainExecutor::Begin(std::span<const MicroBatchShape> shapes, const StepData* data,
+                          StepEnd* end) {
+  shapes_ = shapes;
+  data_ = data;
+  end_ = end;
+  const auto units = static_cast<size_t>(program_.units());
+  units_.clear();
+  units_.resize(units);
+  actions_left_.resize(units);
+  for (size_t u = 0; u < units; ++u) {
+    actions_left_[u] = program_.ActionsOf(static_cast<int32_t>(u));
+  }
+  shared_.assign(static_cast<size_t>(program_.schedule().micro_batches), nullptr);
+  for (auto& shared : shared_) {
+    shared = std::make_shared<MicroBatchExtras>();
+  }
+  queues_.clear();
+  tied_left_.clear();
+  fault_done_ = false;
+  result_ = {};
+  result_.losses.assign(shapes.size(), std::numeric_limits<double>::quiet_NaN());
+}
+
+Result<> TrainExecutor::Execute(const Action& action) {
+  if (dry()) {
+    PENSTOCK_TRY((this->*OperationOf(action.kind))(action));
+    if (OfUnit(action.kind)) {
+      Done(program_.UnitOf(action), 1);
+    }
+    return {};
+  }
+  PENSTOCK_TRY(InjectFault(action));
+  const double start_s = m_.recorder->Now();
+  PENSTOCK_TRY_ASSIGN(const int64_t bytes, (this->*OperationOf(action.kind))(action));
+  const double end_s = m_.recorder->Now();
+  const bool unit = OfUnit(action.kind);
+  const int64_t rows = unit ? SizesOf(program_.UnitOf(action)).rows : 0;
+  // A RECV records itself: what it waited for is not its own time.
+  if (!schedule::IsRecv(action.kind)) {
+    m_.recorder->Record(action, static_cast<int>(step()), start_s, end_s, static_cast<int>(rows),
+                        bytes);
+  }
+  if (unit) {
+    Done(program_.UnitOf(action), 1);
+    m_.recorder->RecordCounter("activations", "bytes", end_s,
+                               static_cast<double>(m_.runner.pool->current()));
+  }
+  return {};
+}
+
+TrainUnit& TrainExecutor::UnitOf(const Action& action) {
+  const int32_t index = program_.UnitOf(action);
+  std::unique_ptr<TrainUnit>& unit = units_[static_cast<size_t>(index)];
+  if (unit == nullptr) {
+    unit = program_.MakeUnit(index, SizesOf(index),
+                             shared_[static_cast<size_t>(program_.MicroBatchOf(index))]);
+    if (data_ != nullptr) {
+      FillRows(*unit);
+    }
+  }
+  return *unit;
+}
+
+TrainUnit::Sizes TrainExecutor::SizesOf(int32_t unit) const {
+  const auto j = static_cast<size_t>(program_.MicroBatchOf(unit));
+  const int32_t slices = program_.schedule().slices;
+  const int32_t slice = program_.SliceOf(unit);
+  const MicroBatchShape& shape = shapes_[j];
+  const int64_t begin = SliceBegin(shape.rows, slice, slices);
+  const int64_t end = SliceBegin(shape.rows, slice + 1, slices);
+  TrainUnit::Sizes sizes{end - begin, std::min(shape.counted, end - begin), shape.rows};
+  if (data_ != nullptr) {
+    const std::vector<int32_t>& targets = data_->micro_batches[j].targets;
+    sizes.selected = std::count_if(targets.begin() + begin, targets.begin() + end,
+                                   [](int32_t target) { return target >= 0; });
+  }
+  return sizes;
+}
+
+void TrainExecutor::FillRows(TrainUnit& unit) {
+  const int32_t j = program_.MicroBatchOf(unit.index());
+  const int32_t slice = program_.SliceOf(unit.index());
+  const int32_t slices = program_.schedule().slices;
+  const MicroBatchData& data = data_->micro_batches[static_cast<size_t>(j)];
+  const int64_t begin = SliceBegin(data.rows(), slice, slices);
+  const int64_t end = SliceBegin(data.rows(), slice + 1, slices);
+  UnitRows& rows = unit.rows;
+  rows.tokens =
+      std::span(data.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+  rows.first_row = begin;
+  rows.micro_rows = data.rows();
+  int64_t first = 0;
+  for (const TrainSequence& sequence : data.sequences) {
+    const int64_t from = std::max(begin, first);
+    const int64_t to = std::min(end, first + sequence.rows);
+    if (from < to) {
+      rows.segments.push_back(
+          {from - begin, to - from, sequence.first_position + from - first, first, from - first});
+      rows.lengths.push_back(sequence.first_position + sequence.rows);
+    }
+    first += sequence.rows;
+  }
+  for (int64_t row = begin; row < end; ++row) {
+    const int32_t target = data.targets[static_cast<size_t>(row)];
+    if (target >= 0) {
+      rows.selected.push_back(static_cast<int32_t>(row - begin));
+      rows.targets.push_back(target);
+    }
+  }
+  if (!program_.schedule().forward_only) {
+    rows.factor = static_cast<float>(1.0 / static_cast<double>(data_->counted));
+    rows.dropout = m_.spec->dropout;
+    rows.dropout_key = {m_.spec->seed, static_cast<uint32_t>(data_->step),
+                        data.key * static_cast<uint32_t>(slices) + static_cast<uint32_t>(slice), 0};
+  }
+}
+
+void TrainExecutor::Done(int32_t unit, int32_t actions) {
+  int32_t& left = actions_left_[static_cast<size_t>(unit)];
+  left -= actions;
+  if (left == 0 && units_[static_cast<size_t>(unit)] != nullptr) {
+    PENSTOCK_CHECK(units_[static_cast<size_t>(unit)]->Empty(), "a unit ends with nothing held");
+    units_[static_cast<size_t>(unit)] = nullptr;
+  }
+}
+
+Result<int64_t> TrainExecutor::Forward(const Action& action) {
+  TrainUnit& unit = UnitOf(action);
+  double loss = 0;
+  PENSTOCK_TRY(runner_.Forward(unit, program_.At(unit.index(), action.stage), false, loss));
+  const model::Graph& graph = *m_.spec->graph;
+  if (m_.spec->partition->StageOf(graph.value(graph.logits).producer) != action.stage) {
+    return 0;
+  }
+  if (!std::isfinite(loss)) {
+    return MakeError(ErrorCode::kCorruptData,
+                     "[runtime.train] step {}, micro-batch {}, stage {}: the loss is not finite",
+                     step(), action.micro_batch, action.stage);
+  }
+  double& sum = result_.losses[static_cast<size_t>(action.micro_batch.value())];
+  sum = (std::isnan(sum) ? 0.0 : sum) + loss;
+  result_.has_losses = true;
+  return 0;
+}
+
+Result<int64_t> TrainExecutor::Recompute(const Action& action) {
+  TrainUnit& unit = UnitOf(action);
+  double unused = 0;
+  PENSTOCK_TRY(runner_.Forward(unit, program_.At(unit.index(), action.stage), true, unused));
+  return 0;
+}
+
+Result<int64_t> TrainExecutor::Backward(const Action& action) {
+  TrainUnit& unit = UnitOf(action);
+  const int32_t index = unit.index();
+  const bool input = action.kind != OpKind::kBackwardWeight;
+  const bool weight = action.kind != OpKind::kBackwardInput;
+  const int32_t lane = runtime::LaneOf(lane_starts_, action.micro_batch.value());
+  WeightQueue* queue = nullptr;
+  if (weight) {
+    queue = &queues_[{action.stage.value(), lane}];
+    if (queue->order.empty()) {
+      for (int32_t j = 0; j < program_.schedule().micro_batches; ++j) {
+        if (runtime::LaneOf(lane_starts_, j) == lane) {
+          for (int32_t k = program_.schedule().slices - 1; k >= 0; --k) {
+            queue->order.push_back(j * program_.schedule().slices + k);
+          }
+        }
+      }
+    }
+  }
+  const bool in_turn = weight && queue->order[queue->next] == index;
+  if (input || in_turn) {
+    const std::vector<int32_t> here = LanesHere(*m_.spec, action.stage, m_.rank);
+    const auto local =
+        static_cast<size_t>(std::find(here.begin(), here.end(), lane) - here.begin());
+    PENSTOCK_TRY(runner_.Backward(unit, program_.At(index, action.stage), input, in_turn, local));
+  }
+  if (input && !std::isfinite(runner_.LastGradientSquares())) {
+    return MakeError(
+        ErrorCode::kCorruptData,
+        "[runtime.train] step {}, micro-batch {}, stage {}: the gradient is not finite", step(),
+        action.micro_batch, action.stage);
+  }
+  if (in_turn) {
+    ++queue->next;
+    PENSTOCK_TRY(RunWeights(action.stage, lane));
+  } else if (weight) {
+    // Held, and counted, until the ones before it have added theirs.
+    queue->early.insert(index);
+    ++actions_left_[static_cast<size_t>(index)];
+  }
+  return 0;
+}
+
+// Those that were put off and whose turn it is now.
+Result<> TrainExecutor::RunWeights(StageId stage, int32_t lane) {
+  WeightQueue& queue = queues_[{stage.value(), lane}];
+  const std::vector<int32_t> here = LanesHere(*m_.spec, stage, m_.rank);
+  const auto local = static_cast<size_t>(std::find(here.begin(), here.end(), lane) - here.begin());
+  while (queue.next < queue.order.size() && queue.early.contains(queue.order[queue.next])) {
+    const int32_t index = queue.order[queue.next++];
+    queue.early.erase(index);
+    TrainUnit& unit = *units_[static_cast<size_t>(index)];
+    PENSTOCK_TRY(runner_.Backward(unit, program_.At(index, stage), false, true, local));
+    Done(index, 1);
+  }
+  return {};
+}
+
+Result<int64_t> TrainExecutor::ReduceGradients(const Action& action) {
+  if (dry()) {
+    return 0;
+  }
+  const GradientSums::Means means{*m_.channel, *m_.runner.device, m_.reduce_scratch, step(),
+                                  m_.spec->deadline_s};
+  if (action.value == 0) {
+    PENSTOCK_TRY(m_.sums->ReduceStage(action.stage, means));
+    return 0;
+  }
+  const size_t edge = action.value - 1U;
+  if (++tied_left_[edge] == program_.TiedActions(edge)) {
+    PENSTOCK_TRY(m_.sums->ReduceTied(edge, means));
+  }
+  return 0;
+}
+
+Result<int64_t> TrainExecutor::Optimize(const Action& action) {
+  if (dry()) {
+    return 0;
+  }
+  std::vector<int32_t> own;
+  for (size_t p = 0; p < m_.parameters->parameters().size(); ++p) {
+    if (m_.parameters->parameters()[p].stage == action.stage) {
+      own.push_back(static_cast<int32_t>(p));
+    }
+  }
+  PENSTOCK_CHECK(end_ != nullptr, "a schedule with OPT is run with a StepEnd");
+  PENSTOCK_TRY(end_->Optimize(action.stage, own));
+  if (!own.empty()) {
+    m_.parameters->Changed(own);
+  }
+  return 0;
+}
+
+Result<int64_t> TrainExecutor::Barrier(const Action&) {
+  if (!dry() && end_ != nullptr) {
+    PENSTOCK_TRY(end_->Barrier());
+  }
+  return 0;
+}
+
+Result<int64_t> TrainExecutor::Nothing(const Action&) {
+  return 0;
+}
+
+}  // namespace penstock::runtime
