@@ -288,6 +288,23 @@ void Builder::Take(const Op& op, bool& attends, bool& feeds_forward) {
     Touch(op);
   } else if (const auto* read = std::get_if<model::DepthReadOp>(&op.params)) {
     TakeDepthRead(*read, op);
+  } else if (const auto* weights = std::get_if<model::StreamWeightsOp>(&op.params)) {
+    for (const TensorId id : {weights->base, weights->mix, weights->norm, weights->scale}) {
+      if (id.valid()) {
+        out_.vector_parameters += Elements(graph_.tensor(id));
+      }
+    }
+    out_.extra_flops_per_row +=
+        weights->mix.valid() ? 2.0 * static_cast<double>(weights->streams + 3) * Width(op.inputs[0])
+                             : 0.0;
+    Keep(op.inputs[0]);
+    Touch(op);
+  } else if (const auto* write = std::get_if<model::StreamWriteOp>(&op.params)) {
+    out_.extra_flops_per_row += 2.0 * static_cast<double>(write->streams + 1) * Width(op.inputs[0]);
+    for (const ValueId in : op.inputs) {
+      Keep(in);
+    }
+    Touch(op);
   } else if (const auto* linear = std::get_if<model::LinearOp>(&op.params)) {
     for (size_t i = 0; i < linear->weights.size(); ++i) {
       AddMatrix(linear->weights[i], op, i);

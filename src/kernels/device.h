@@ -138,6 +138,16 @@ struct MoeParams {
   std::span<const Matrix* const> down;     // per expert [width, ffn]
 };
 
+// Coefficients of n streams side by side (hyper-connections), see Device::StreamWeights.
+struct StreamParams {
+  int64_t streams = 0;  // 1 to 16
+  Tensor base;          // [streams, streams + 2]
+  Tensor mix;           // [streams + 2, width], or empty: the coefficients are `base`
+  Tensor norm;          // [1, width]
+  Tensor scale;         // [1, 2]
+  float epsilon = 1e-6F;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -193,6 +203,16 @@ class Device {
   // of the sources. Source: arXiv 2603.15031.
   virtual void DepthRead(std::span<const Tensor> sources, Tensor query, Tensor key_norm,
                          float epsilon, Tensor out) = 0;
+  // Multi-stream residuals (arXiv 2409.19606): x [rows, streams * width], stream k in columns from
+  // k * width; coefficients c [rows, streams * (streams + 2)], those of stream k from column
+  // k * (streams + 2). Source: the paper, with the dynamic part's columns in one matrix.
+  // out (coefficients) = base + scale * tanh(mix (norm * x_k / sqrt(mean(x_k^2) + epsilon))), scale
+  // [0] for columns 0 to streams, [1] for the last one.
+  virtual void StreamWeights(const StreamParams& params, Tensor x, Tensor out) = 0;
+  // out [rows, width] = sum over k of c_k0 x_k, k ascending.
+  virtual void StreamRead(int64_t streams, Tensor x, Tensor c, Tensor out) = 0;
+  // out_j = sum over k of c_k,j+1 x_k, k ascending, + c_j,streams+1 y. out is not x.
+  virtual void StreamWrite(int64_t streams, Tensor x, Tensor c, Tensor y, Tensor out) = 0;
   // out[i] = x[rows[i]]
   virtual void GatherRows(Tensor x, std::span<const int32_t> rows, Tensor out) = 0;
 

@@ -6,6 +6,7 @@
 
 #include "base/units.h"
 #include "model/families/families.h"
+#include "model/inventory.h"
 
 namespace penstock::model {
 namespace {
@@ -62,6 +63,14 @@ Json Unwrapped(const Json& config) {
   return text;
 }
 
+int64_t CountParameters(const Graph& graph) {
+  int64_t sum = 0;
+  for (const WeightTensor& tensor : graph.tensors) {
+    sum += Elements(tensor);
+  }
+  return sum;
+}
+
 }  // namespace
 
 std::vector<std::string_view> SupportedModelTypes() {
@@ -72,7 +81,7 @@ std::vector<std::string_view> SupportedModelTypes() {
   return types;
 }
 
-Result<Model> BuildModel(const Json& config, const std::string& source) {
+Result<Model> BuildModel(const Json& config, const std::string& source, GraphUse use) {
   if (!config.is_object()) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "[model.config] {}: got {}, wanted an object with model_type", source,
@@ -91,6 +100,11 @@ Result<Model> BuildModel(const Json& config, const std::string& source) {
   }
   PENSTOCK_TRY_ASSIGN(Model model, family->build(reader, family->model_type));
   model.config.model_type = model_type;
+  if (use == GraphUse::kRun && model.graph.losses.size() > 1) {
+    const int64_t all = CountParameters(model.graph);
+    model.graph = WithoutAuxiliaryHeads(model.graph);
+    model.config.auxiliary_parameters = all - CountParameters(model.graph);
+  }
   return model;
 }
 

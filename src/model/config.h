@@ -28,6 +28,7 @@ struct ModelConfig {
   int64_t window = 0;        // smallest sliding window of a layer; 0: none has one
   int64_t windowed_layers = 0;
   int64_t mtp_parameters = 0;  // of multi-token-prediction layers, which the graph does not hold
+  int64_t auxiliary_parameters = 0;  // of heads for training, left out of a graph that is run
 };
 
 struct Model {
@@ -35,12 +36,17 @@ struct Model {
   Graph graph;
 };
 
+// What a graph is built for: kRun has the logits alone, kTrain also the auxiliary heads of the
+// losses.
+enum class GraphUse : uint8_t { kRun, kTrain };
+
 // Reads a config.json (or its `text_config`, for a model wrapped with other modalities) and builds
 // the graph of its family. `source` names the file in errors. Tensors have the names of the Hugging
 // Face folder. Allocates little, whatever the config says: layers, experts and sizes are bounded.
 // Errors: kUnsupported (an unknown family, or a key that changes the mathematics: named, with what
 // is supported), kInvalidArgument (an impossible or missing value: the key, and what is legal).
-Result<Model> BuildModel(const Json& config, const std::string& source);
+Result<Model> BuildModel(const Json& config, const std::string& source,
+                         GraphUse use = GraphUse::kRun);
 
 // model_type strings that BuildModel takes, sorted.
 std::vector<std::string_view> SupportedModelTypes();

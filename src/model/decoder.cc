@@ -342,24 +342,25 @@ ValueId EmbeddingLayer(GraphBuilder& b, const DecoderConfig& decoder, float scal
   return b.Embed(table, scale, "embedding");
 }
 
+TensorId HeadTensor(GraphBuilder& b, const DecoderConfig& decoder) {
+  return decoder.tied ? b.Tensor("model.embed_tokens.weight", {decoder.vocabulary, decoder.hidden},
+                                 TensorRole::kEmbedding)
+                      : b.Matrix("lm_head.weight", decoder.vocabulary, decoder.hidden);
+}
+
+ValueId HeadLogits(GraphBuilder& b, ValueId rows, TensorId head, NormStyle norm,
+                   const std::string& norm_tensor, float soft_cap, const std::string& tag) {
+  const ValueId normed = Norm(b, rows, norm, norm_tensor, "norm" + tag);
+  const ValueId logits = b.Linear(normed, {.weights = {head}, .biases = {}}, {"logits" + tag})[0];
+  return soft_cap > 0.0F ? b.SoftCap(logits, soft_cap, "capped_logits" + tag) : logits;
+}
+
 Result<Graph> HeadLayer(GraphBuilder&& b, ValueId x, const DecoderConfig& decoder, NormStyle norm,
                         float soft_cap) {
   b.BeginLayer(LayerKind::kHead, "head");
-  return FinishHead(std::move(b), x, decoder, norm, soft_cap);
-}
-
-Result<Graph> FinishHead(GraphBuilder&& b, ValueId x, const DecoderConfig& decoder, NormStyle norm,
-                         float soft_cap) {
   const ValueId rows = b.SelectRows(x, "rows");
-  const ValueId normed = Norm(b, rows, norm, "model.norm", "norm");
-  const TensorId head = decoder.tied
-                            ? b.Tensor("model.embed_tokens.weight",
-                                       {decoder.vocabulary, decoder.hidden}, TensorRole::kEmbedding)
-                            : b.Matrix("lm_head.weight", decoder.vocabulary, decoder.hidden);
-  ValueId logits = b.Linear(normed, {.weights = {head}, .biases = {}}, {"logits"})[0];
-  if (soft_cap > 0.0F) {
-    logits = b.SoftCap(logits, soft_cap, "capped_logits");
-  }
+  const TensorId head = HeadTensor(b, decoder);
+  const ValueId logits = HeadLogits(b, rows, head, norm, "model.norm", soft_cap, "");
   return std::move(b).Build(logits);
 }
 

@@ -141,14 +141,18 @@ Result<MoePiece> ReadMoe(const JsonReader& config, const DecoderConfig& decoder,
 // Embedding layer: table * scale.
 ValueId EmbeddingLayer(GraphBuilder& b, const DecoderConfig& decoder, float scale = 1.0F);
 
-// Head layer: BeginLayer, then FinishHead.
+// Head layer: chosen rows, final norm, logits (tied or lm_head), soft cap if not 0. Gives the
+// graph away.
 Result<Graph> HeadLayer(GraphBuilder&& b, ValueId x, const DecoderConfig& decoder, NormStyle norm,
                         float soft_cap = 0.0F);
 
-// In the head layer: chosen rows, final norm, logits (tied or lm_head), soft cap if not 0. Gives
-// the graph away.
-Result<Graph> FinishHead(GraphBuilder&& b, ValueId x, const DecoderConfig& decoder, NormStyle norm,
-                         float soft_cap = 0.0F);
+// The matrix of the head: the embedding's table when tied, else lm_head.
+TensorId HeadTensor(GraphBuilder& b, const DecoderConfig& decoder);
+
+// Logits of `rows`: norm (weight `norm_tensor` + ".weight"), the head's matrix, soft cap if not 0.
+// `tag` ends the values' names.
+ValueId HeadLogits(GraphBuilder& b, ValueId rows, TensorId head, NormStyle norm,
+                   const std::string& norm_tensor, float soft_cap, const std::string& tag);
 
 // "model.layers.3."
 std::string LayerPrefix(int64_t layer);

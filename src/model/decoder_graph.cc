@@ -1,11 +1,16 @@
 #include "model/decoder_graph.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "model/attention_residuals.h"
+#include "model/auxiliary_heads.h"
+#include "model/hyper_connections.h"
 #include "model/per_layer_embeddings.h"
 #include "model/residual.h"
 #include "model/shared_layers.h"
@@ -17,26 +22,35 @@ namespace {
 
 struct Variations {
   std::optional<AttentionResiduals> attention_residuals;
+  std::optional<HyperConnections> hyper_connections;
   std::vector<Skip> skips;
   std::vector<int64_t> owners;
   bool parallel = false;
   PerLayerEmbeddings per_layer;
+  EarlyExits exits;
+  TokenPrediction prediction;
 };
 
 Result<Variations> ReadVariations(const JsonReader& config, const DecoderConfig& decoder) {
   PENSTOCK_TRY(CheckVariations(config));
   Variations v;
   PENSTOCK_TRY_ASSIGN(v.attention_residuals, ReadAttentionResiduals(config, decoder));
+  PENSTOCK_TRY_ASSIGN(v.hyper_connections, ReadHyperConnections(config, decoder));
   PENSTOCK_TRY_ASSIGN(v.skips, ReadSkips(config, decoder));
   PENSTOCK_TRY_ASSIGN(v.owners, ReadWeightOwners(config, decoder));
   PENSTOCK_TRY_ASSIGN(v.parallel, config.BoolOr("use_parallel_residual", false));
   PENSTOCK_TRY_ASSIGN(v.per_layer, ReadPerLayerEmbeddings(config, decoder));
+  PENSTOCK_TRY_ASSIGN(v.exits, ReadEarlyExits(config, decoder));
+  PENSTOCK_TRY_ASSIGN(v.prediction, ReadTokenPrediction(config));
   return v;
 }
 
 std::unique_ptr<Residual> MakeResidual(const Variations& v, ValueId embedding) {
   if (v.attention_residuals) {
     return std::make_unique<AttentionResidual>(embedding, *v.attention_residuals);
+  }
+  if (v.hyper_connections) {
+    return std::make_unique<StreamResidual>(embedding, *v.hyper_connections);
   }
   if (!v.skips.empty()) {
     return std::make_unique<SkipResidual>(embedding, v.skips);
@@ -55,9 +69,17 @@ class DecoderBuilder {
     for (int64_t i = 0; i < spec_.decoder.layers; ++i) {
       Layer(i);
     }
+    const std::vector<ValueId> predicted = PredictionLayers();
     b_.BeginLayer(LayerKind::kHead, "head");
-    const ValueId x = residual_->Output(b_, "head");
-    return FinishHead(std::move(b_), x, spec_.decoder, spec_.norm, spec_.logit_cap);
+    const ValueId rows = b_.SelectRows(residual_->Output(b_, "head"), "rows");
+    const ValueId logits = HeadLogits(b_, rows, HeadTensor(b_, spec_.decoder), spec_.norm,
+                                      "model.norm", spec_.logit_cap, "");
+    for (size_t k = 0; k < predicted.size(); ++k) {
+      const auto depth = static_cast<int64_t>(k);
+      AddPredictionHead(b_, predicted[k], depth, variations_.prediction, spec_.decoder, spec_.norm,
+                        spec_.logit_cap, LayerPrefix(spec_.decoder.layers + depth));
+    }
+    return std::move(b_).Build(logits);
   }
 
  private:
@@ -83,6 +105,28 @@ class DecoderBuilder {
           PerLayerAddition(b_, residual_->Read(b_, extra), embedding_, spec_.decoder.vocabulary,
                            variations_.per_layer, spec_.norm, LayerPrefix(layer), place.tag));
     }
+    if (std::ranges::binary_search(variations_.exits.layers, layer)) {
+      AddEarlyExit(b_, residual_->Output(b_, fmt::format("exit.{}", layer)), layer,
+                   variations_.exits, spec_.decoder, spec_.norm, spec_.logit_cap);
+    }
+  }
+
+  // Layers behind the last one, each with the attributes of the last one. Their outputs.
+  std::vector<ValueId> PredictionLayers() {
+    std::vector<ValueId> outputs;
+    ValueId h;
+    for (int64_t k = 0; k < variations_.prediction.depths; ++k) {
+      const int64_t last = spec_.decoder.layers - 1;
+      const LayerPlace place = {last, last, LayerPrefix(last + 1 + k), fmt::format("next.{}", k)};
+      b_.BeginLayer(LayerKind::kDecoder, fmt::format("next {}", k + 1));
+      h = k == 0 ? residual_->Output(b_, "next") : h;
+      const ValueId x =
+          PredictionInput(b_, h, k, spec_.decoder, spec_.norm, spec_.embedding_scale, place.prefix);
+      const ValueId y = b_.Add(x, spec_.attention(b_, x, place), "middle." + place.tag);
+      h = b_.Add(y, spec_.mlp(b_, y, place), "hidden." + place.tag);
+      outputs.push_back(h);
+    }
+    return outputs;
   }
 
   const DecoderSpec& spec_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <type_traits>
 #include <unordered_set>
 
 #include "base/check.h"
@@ -20,12 +21,42 @@ Overloaded(F...) -> Overloaded<F...>;
 // Sums over a graph (parameters, bytes) stay inside 64 bits.
 constexpr int64_t kMaxParameters = int64_t{1} << 56;
 
-void AppendValid(const std::vector<TensorId>& from, std::vector<TensorId>& to) {
-  for (const TensorId id : from) {
-    if (id.valid()) {
-      to.push_back(id);
+// Calls f with every tensor id of an operation, in a fixed order; absent ones are invalid.
+template <class Params, class F>
+void VisitTensors(Params& params, const F& f) {
+  const auto each = [&](auto& ids) {
+    for (auto& id : ids) {
+      f(id);
     }
-  }
+  };
+  const auto visit = [&](auto& p) {
+    using P = std::remove_cvref_t<decltype(p)>;
+    if constexpr (std::is_same_v<P, EmbedOp>) {
+      f(p.table);
+    } else if constexpr (std::is_same_v<P, RmsNormOp>) {
+      f(p.weight);
+    } else if constexpr (std::is_same_v<P, LinearOp>) {
+      each(p.weights);
+      each(p.biases);
+    } else if constexpr (std::is_same_v<P, MoeOp>) {
+      f(p.router);
+      f(p.router_bias);
+      each(p.gate);
+      each(p.up);
+      each(p.down);
+    } else if constexpr (std::is_same_v<P, DepthReadOp>) {
+      f(p.query);
+      f(p.key_norm);
+    } else if constexpr (std::is_same_v<P, StreamWeightsOp>) {
+      f(p.base);
+      f(p.mix);
+      f(p.norm);
+      f(p.scale);
+    } else if constexpr (std::is_same_v<P, CountedOp>) {
+      each(p.weights);
+    }
+  };
+  std::visit(visit, params);
 }
 
 bool OverLimit(const std::vector<WeightTensor>& tensors) {
@@ -48,25 +79,11 @@ bool OverLimit(const std::vector<WeightTensor>& tensors) {
 
 std::vector<TensorId> TensorsOf(const Op& op) {
   std::vector<TensorId> ids;
-  std::visit(
-      Overloaded{[&](const EmbedOp& p) { ids.push_back(p.table); },
-                 [&](const RmsNormOp& p) { ids.push_back(p.weight); },
-                 [&](const LinearOp& p) {
-                   AppendValid(p.weights, ids);
-                   AppendValid(p.biases, ids);
-                 },
-                 [&](const MoeOp& p) {
-                   ids.push_back(p.router);
-                   AppendValid({p.router_bias}, ids);
-                   AppendValid(p.gate, ids);
-                   AppendValid(p.up, ids);
-                   AppendValid(p.down, ids);
-                 },
-                 [&](const DepthReadOp& p) {
-                   AppendValid({p.query, p.key_norm}, ids);
-                 },
-                 [&](const CountedOp& p) { AppendValid(p.weights, ids); }, [](const auto&) {}},
-      op.params);
+  VisitTensors(op.params, [&](const TensorId& id) {
+    if (id.valid()) {
+      ids.push_back(id);
+    }
+  });
   return ids;
 }
 
@@ -79,10 +96,123 @@ std::string_view OpName(const Op& op) {
           [](const GatedOp&) { return "gated"; }, [](const ActivationOp&) { return "activation"; },
           [](const MoeOp&) { return "moe"; }, [](const AddOp&) { return "add"; },
           [](const ScaleOp&) { return "scale"; }, [](const SoftCapOp&) { return "soft_cap"; },
-          [](const DepthReadOp&) { return "depth_read"; },
+          [](const ConcatOp&) { return "concat"; }, [](const DepthReadOp&) { return "depth_read"; },
+          [](const StreamWeightsOp&) { return "stream_weights"; },
+          [](const StreamReadOp&) { return "stream_read"; },
+          [](const StreamWriteOp&) { return "stream_write"; },
           [](const SelectRowsOp&) { return "select_rows"; },
           [](const CountedOp&) { return "counted"; }},
       op.params);
+}
+
+namespace {
+
+// Old id -> new id, by the order of first use.
+template <class Id>
+class Renumbering {
+ public:
+  explicit Renumbering(size_t count) : ids_(count) {}
+
+  // Keeps the id; true when it was not kept before.
+  bool Keep(Id id) {
+    Id& to = ids_[static_cast<size_t>(id.value())];
+    if (to.valid()) {
+      return false;
+    }
+    to = Id(next_++);
+    return true;
+  }
+
+  void Apply(Id& id) const {
+    if (id.valid()) {
+      id = ids_[static_cast<size_t>(id.value())];
+    }
+  }
+
+  void Apply(std::vector<Id>& ids) const {
+    for (Id& id : ids) {
+      Apply(id);
+    }
+  }
+
+ private:
+  std::vector<Id> ids_;
+  int32_t next_ = 0;
+};
+
+int32_t* StateOf(OpParams& params) {
+  if (auto* attention = std::get_if<AttentionOp>(&params)) {
+    return &attention->state;
+  }
+  auto* counted = std::get_if<CountedOp>(&params);
+  return counted != nullptr && counted->state >= 0 ? &counted->state : nullptr;
+}
+
+// Operations that the logits depend on.
+std::vector<bool> NeededOps(const Graph& graph) {
+  std::vector<bool> value(graph.values.size(), false);
+  std::vector<bool> op(graph.ops.size(), false);
+  value[static_cast<size_t>(graph.logits.value())] = true;
+  for (size_t i = graph.ops.size(); i-- > 0;) {
+    for (const ValueId id : graph.ops[i].outputs) {
+      op[i] = op[i] || value[static_cast<size_t>(id.value())];
+    }
+    for (const ValueId id : graph.ops[i].inputs) {
+      value[static_cast<size_t>(id.value())] = value[static_cast<size_t>(id.value())] || op[i];
+    }
+  }
+  return op;
+}
+
+}  // namespace
+
+Graph WithoutAuxiliaryHeads(const Graph& graph) {
+  const std::vector<bool> needed = NeededOps(graph);
+  Renumbering<ValueId> values(graph.values.size());
+  Renumbering<TensorId> tensors(graph.tensors.size());
+  Graph out;
+  values.Keep(graph.tokens);
+  out.values.push_back(graph.value(graph.tokens));
+  for (const Layer& layer : graph.layers) {
+    const auto first = static_cast<int32_t>(out.ops.size());
+    const LayerId id(static_cast<int32_t>(out.layers.size()));
+    for (int32_t i = layer.first_op; i < layer.last_op; ++i) {
+      if (!needed[static_cast<size_t>(i)]) {
+        continue;
+      }
+      Op op = graph.ops[static_cast<size_t>(i)];
+      for (const TensorId tensor : TensorsOf(op)) {
+        if (tensors.Keep(tensor)) {
+          out.tensors.push_back(graph.tensor(tensor));
+        }
+      }
+      for (const ValueId value : op.outputs) {
+        values.Keep(value);
+        out.values.push_back(graph.value(value));
+        out.values.back().producer = id;
+      }
+      op.layer = id;
+      values.Apply(op.inputs);
+      values.Apply(op.outputs);
+      VisitTensors(op.params, [&](TensorId& tensor) { tensors.Apply(tensor); });
+      if (int32_t* state = StateOf(op.params)) {
+        out.states.push_back(graph.states[static_cast<size_t>(*state)]);
+        out.states.back().layer = id;
+        *state = static_cast<int32_t>(out.states.size()) - 1;
+      }
+      out.ops.push_back(std::move(op));
+    }
+    if (static_cast<int32_t>(out.ops.size()) > first) {
+      out.layers.push_back(layer);
+      out.layers.back().first_op = first;
+      out.layers.back().last_op = static_cast<int32_t>(out.ops.size());
+    }
+  }
+  out.tokens = ValueId(0);
+  out.logits = graph.logits;
+  values.Apply(out.logits);
+  out.losses = {{.name = "main", .logits = out.logits}};
+  return out;
 }
 
 GraphBuilder::GraphBuilder() {
@@ -193,7 +323,7 @@ bool GraphBuilder::CheckTensor(std::string_view op, TensorId id,
   return true;
 }
 
-ValueId GraphBuilder::Embed(TensorId table, float scale, std::string name) {
+ValueId GraphBuilder::Embed(TensorId table, float scale, std::string name, int32_t shift) {
   int64_t width = 0;
   if (!table.valid() || table.value() >= std::ssize(graph_.tensors) ||
       graph_.tensor(table).shape.size() != 2) {
@@ -202,7 +332,7 @@ ValueId GraphBuilder::Embed(TensorId table, float scale, std::string name) {
     width = graph_.tensor(table).shape[1];
   }
   const ValueId out = NewValue(std::move(name), width);
-  AddOp({graph_.tokens}, {out}, EmbedOp{.table = table, .scale = scale});
+  AddOp({graph_.tokens}, {out}, EmbedOp{.table = table, .scale = scale, .shift = shift});
   return out;
 }
 
@@ -432,6 +562,80 @@ ValueId GraphBuilder::DepthRead(const std::vector<ValueId>& sources, const Depth
   return out;
 }
 
+ValueId GraphBuilder::Concat(const std::vector<ValueId>& parts, std::string name) {
+  if (parts.empty()) {
+    Fail(name, "joins no value, wanted at least one");
+  }
+  int64_t sum = 0;
+  for (const ValueId id : parts) {
+    CheckRead(name, id);
+    sum += width(id);
+  }
+  const ValueId out = NewValue(std::move(name), sum);
+  AddOp(parts, {out}, ConcatOp{});
+  return out;
+}
+
+// Whether `streams` has `count` streams; their width, or 0.
+int64_t GraphBuilder::CheckStreams(std::string_view op, ValueId streams, int64_t count) {
+  if (!CheckRead(op, streams)) {
+    return 0;
+  }
+  if (count < 1 || count > kMaxStreams || width(streams) % count != 0) {
+    Fail(op, fmt::format("{} streams in a value of width {}, wanted 1 to {} that divide it", count,
+                         width(streams), kMaxStreams));
+    return 0;
+  }
+  return width(streams) / count;
+}
+
+ValueId GraphBuilder::StreamWeights(ValueId streams, const StreamWeightsOp& params,
+                                    std::string name) {
+  const int64_t n = params.streams;
+  const int64_t each = CheckStreams(name, streams, n);
+  if (each > 0) {
+    CheckTensor(name, params.base, {n, n + 2});
+    if (params.mix.valid()) {
+      CheckTensor(name, params.mix, {n + 2, each});
+      CheckTensor(name, params.norm, {each});
+      CheckTensor(name, params.scale, {2});
+    }
+    if (!(params.epsilon > 0.0F)) {
+      Fail(name, fmt::format("epsilon is {}, wanted a positive number", params.epsilon));
+    }
+  }
+  const ValueId out = NewValue(std::move(name), n * (n + 2));
+  AddOp({streams}, {out}, params);
+  return out;
+}
+
+ValueId GraphBuilder::StreamRead(ValueId streams, ValueId weights, int64_t count,
+                                 std::string name) {
+  const int64_t each = CheckStreams(name, streams, count);
+  if (CheckRead(name, weights) && width(weights) != count * (count + 2)) {
+    Fail(name, fmt::format("coefficients of width {} for {} streams, wanted {}", width(weights),
+                           count, count * (count + 2)));
+  }
+  const ValueId out = NewValue(std::move(name), each);
+  AddOp({streams, weights}, {out}, StreamReadOp{.streams = count});
+  return out;
+}
+
+ValueId GraphBuilder::StreamWrite(ValueId streams, ValueId weights, ValueId y, int64_t count,
+                                  std::string name) {
+  const int64_t each = CheckStreams(name, streams, count);
+  if (CheckRead(name, weights) && width(weights) != count * (count + 2)) {
+    Fail(name, fmt::format("coefficients of width {} for {} streams, wanted {}", width(weights),
+                           count, count * (count + 2)));
+  }
+  if (CheckRead(name, y) && width(y) != each) {
+    Fail(name, fmt::format("adds a value of width {} to streams of width {}", width(y), each));
+  }
+  const ValueId out = NewValue(std::move(name), width(streams));
+  AddOp({streams, weights, y}, {out}, StreamWriteOp{.streams = count});
+  return out;
+}
+
 ValueId GraphBuilder::SelectRows(ValueId x, std::string name) {
   CheckRead(name, x);
   const ValueId out = NewValue(std::move(name), width(x));
@@ -473,6 +677,19 @@ std::vector<ValueId> GraphBuilder::Counted(
   return outputs;
 }
 
+void GraphBuilder::CheckLosses(ValueId logits) {
+  for (const LossTerm& term : losses_) {
+    if (CheckRead(term.name, term.logits) && width(term.logits) != width(logits)) {
+      Fail(term.name, fmt::format("logits of width {}, wanted the vocabulary ({})",
+                                  width(term.logits), width(logits)));
+    }
+    if (!(term.weight >= 0.0F) || term.shift < 0) {
+      Fail(term.name,
+           fmt::format("weight {} and shift {}, wanted them from 0", term.weight, term.shift));
+    }
+  }
+}
+
 Result<Graph> GraphBuilder::Build(ValueId logits) && {
   if (!first_error_) {
     if (graph_.layers.size() < 2 || graph_.layers.back().kind != LayerKind::kHead) {
@@ -490,10 +707,13 @@ Result<Graph> GraphBuilder::Build(ValueId logits) && {
       }
     }
   }
+  CheckLosses(logits);
   if (first_error_) {
     return *std::move(first_error_);
   }
   graph_.logits = logits;
+  graph_.losses = {{.name = "main", .logits = logits}};
+  graph_.losses.insert(graph_.losses.end(), losses_.begin(), losses_.end());
   return std::move(graph_);
 }
 

@@ -68,6 +68,8 @@ enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared }
 struct EmbedOp {
   TensorId table;
   float scale = 1.0F;
+  int32_t shift = 0;  // row i takes the id of row i + shift of its sequence, the last rows their
+                      // own. Above 0 in graphs for training only: what follows is not known else
 };
 
 // x -> y. y = x / sqrt(mean(x^2) + eps) * (weight, or 1 + weight), over groups of `group` columns
@@ -85,6 +87,9 @@ struct LinearOp {
   std::vector<TensorId> weights;
   std::vector<TensorId> biases;  // empty, or one per weight (invalid id: none)
 };
+
+// x_0, x_1, ... -> y: their columns side by side. The same value may stand several times.
+struct ConcatOp {};
 
 // x -> one value per part: adjacent columns of x. No work: the outputs are views. (Fused
 // projections of one stored matrix.)
@@ -160,6 +165,35 @@ struct DepthReadOp {
   float epsilon = 1e-6F;
 };
 
+// ---- Multi-stream residuals (hyper-connections, arXiv 2409.19606). The n streams of a token lie
+// side by side in one value of n * width columns. A row's coefficients, [n * (n + 2)]: per stream k
+// its share in what a sublayer reads (column 0), its share in each stream afterwards (columns 1 to
+// n), and the share of the sublayer's output in stream k (column n + 1). ----
+
+// streams -> coefficients. c_k = base_k, and where `mix` is there + (scale of the column) *
+// tanh(norm(stream_k) mix^T). Base and mix have the columns (rows) of the coefficients of one
+// stream.
+struct StreamWeightsOp {
+  int64_t streams = 0;
+  TensorId base;   // [streams, streams + 2]
+  TensorId mix;    // [streams + 2, width]; invalid: static, and the next two too
+  TensorId norm;   // [width], of the streams before `mix`
+  TensorId scale;  // [2]: of columns 0 to n, and of column n + 1
+  float epsilon = 1e-6F;
+};
+
+inline constexpr int64_t kMaxStreams = 16;
+
+// streams, coefficients -> x [width] = sum over k of c_k0 stream_k
+struct StreamReadOp {
+  int64_t streams = 0;
+};
+
+// streams, coefficients, y -> streams'. stream'_j = sum over k of c_k,j+1 stream_k + c_j,n+1 y
+struct StreamWriteOp {
+  int64_t streams = 0;
+};
+
 // x -> the rows whose logits are wanted (the last of each finished prompt, decode rows; all rows
 // when every logit is asked for). Stands in front of the head's work; values after it have fewer
 // rows.
@@ -189,7 +223,8 @@ struct CountedOp {
 
 using OpParams =
     std::variant<EmbedOp, RmsNormOp, LinearOp, SplitOp, RopeOp, AttentionOp, GatedOp, ActivationOp,
-                 MoeOp, AddOp, ScaleOp, SoftCapOp, DepthReadOp, SelectRowsOp, CountedOp>;
+                 MoeOp, AddOp, ScaleOp, SoftCapOp, ConcatOp, DepthReadOp, StreamWeightsOp,
+                 StreamReadOp, StreamWriteOp, SelectRowsOp, CountedOp>;
 
 struct Op {
   LayerId layer;
@@ -223,6 +258,16 @@ struct Layer {
   int32_t last_op = 0;
 };
 
+// One term of the training loss: `weight` times the mean cross-entropy of the logits with the ids
+// that follow. Row i is compared with the target of row i + shift of its sequence (rows that have
+// none do not count).
+struct LossTerm {
+  std::string name;  // "main", "exit 3", "next 1"
+  ValueId logits;
+  float weight = 1.0F;
+  int32_t shift = 0;
+};
+
 // Immutable once built. Cheap to move, costly to copy. Thread-safe for reading.
 struct Graph {
   std::vector<Value> values;
@@ -230,8 +275,9 @@ struct Graph {
   std::vector<Op> ops;
   std::vector<Layer> layers;
   std::vector<LayerState> states;
-  ValueId tokens;  // the input
-  ValueId logits;  // the output [selected rows, vocabulary]
+  ValueId tokens;                // the input
+  ValueId logits;                // the output [selected rows, vocabulary]
+  std::vector<LossTerm> losses;  // that of the output first, then those of auxiliary heads
 
   const Value& value(ValueId id) const { return values[static_cast<size_t>(id.value())]; }
 
@@ -245,6 +291,10 @@ std::vector<TensorId> TensorsOf(const Op& op);
 
 // Name of the operation's kind: "linear", "attention".
 std::string_view OpName(const Op& op);
+
+// The graph without what its logits do not depend on: auxiliary heads and their layers. Ids of
+// values, tensors, operations, layers and states are numbered anew. O(operations).
+Graph WithoutAuxiliaryHeads(const Graph& graph);
 
 // Builds a graph step by step; the checks come at the end, in Build.
 // A layer piece returns the value that it wrote, so that a family reads like its formula.
@@ -270,7 +320,7 @@ class GraphBuilder {
     return Tensor(std::move(name), {size}, TensorRole::kVector);
   }
 
-  ValueId Embed(TensorId table, float scale, std::string name);
+  ValueId Embed(TensorId table, float scale, std::string name, int32_t shift = 0);
   ValueId RmsNorm(ValueId x, const RmsNormOp& params, std::string name);
   std::vector<ValueId> Linear(ValueId x, const LinearOp& params,
                               const std::vector<std::string>& names);
@@ -285,9 +335,17 @@ class GraphBuilder {
   ValueId Add(ValueId a, ValueId b, std::string name);
   ValueId Scale(ValueId x, float factor, std::string name);
   ValueId SoftCap(ValueId x, float cap, std::string name);
+  ValueId Concat(const std::vector<ValueId>& parts, std::string name);
   ValueId DepthRead(const std::vector<ValueId>& sources, const DepthReadOp& params,
                     std::string name);
+  ValueId StreamWeights(ValueId streams, const StreamWeightsOp& params, std::string name);
+  ValueId StreamRead(ValueId streams, ValueId weights, int64_t count, std::string name);
+  ValueId StreamWrite(ValueId streams, ValueId weights, ValueId y, int64_t count, std::string name);
   ValueId SelectRows(ValueId x, std::string name);
+
+  // A term of the loss beside that of the output.
+  void AddLoss(LossTerm term) { losses_.push_back(std::move(term)); }
+
   // Adds `state` to the current layer by itself: params.state is set here. `outputs` are names and
   // widths. The token ids may be among the inputs.
   std::vector<ValueId> Counted(const std::vector<ValueId>& inputs, CountedOp params,
@@ -311,10 +369,13 @@ class GraphBuilder {
   // Records the first mistake; later ones often follow from it.
   void Fail(std::string_view op, std::string_view what);
   bool CheckRead(std::string_view op, ValueId id);
+  int64_t CheckStreams(std::string_view op, ValueId streams, int64_t count);
+  void CheckLosses(ValueId logits);
   bool CheckTensor(std::string_view op, TensorId id, std::initializer_list<int64_t> shape);
 
   Graph graph_;
   std::unordered_map<std::string, TensorId> tensor_ids_;
+  std::vector<LossTerm> losses_;
   std::optional<Error> first_error_;
 };
 

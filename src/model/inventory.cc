@@ -190,6 +190,26 @@ Work& Work::operator+=(const Work& other) {
   return *this;
 }
 
+namespace {
+
+// Of one row, for the operations of multi-stream residuals; 0 for others.
+double StreamFlops(const Graph& graph, const Op& op) {
+  const auto width = static_cast<double>(graph.value(op.inputs[0]).width);
+  if (const auto* weights = std::get_if<StreamWeightsOp>(&op.params)) {
+    const auto dots = static_cast<double>(weights->mix.valid() ? weights->streams + 3 : 0);
+    return 2.0 * dots * width;
+  }
+  if (std::holds_alternative<StreamReadOp>(op.params)) {
+    return 2.0 * width;
+  }
+  if (const auto* write = std::get_if<StreamWriteOp>(&op.params)) {
+    return 2.0 * static_cast<double>(write->streams + 1) * width;
+  }
+  return 0.0;
+}
+
+}  // namespace
+
 Work OpWork(const Graph& graph, const Op& op, const WorkShape& shape, const TensorBytes& bytes,
             int64_t kv_element_bytes) {
   Work work;
@@ -225,6 +245,8 @@ Work OpWork(const Graph& graph, const Op& op, const WorkShape& shape, const Tens
     // A sum of squares, a score and a weighted sum per source.
     work.flops += 6.0 * static_cast<double>(op.inputs.size()) * rows *
                   static_cast<double>(graph.value(op.inputs[0]).width);
+  } else {
+    work.flops += rows * StreamFlops(graph, op);
   }
   return work;
 }

@@ -175,6 +175,44 @@ class Binder {
     };
   }
 
+  RunOp operator()(const model::ConcatOp&) const {
+    return [from = op_.inputs, y = Out()](const StepInput& in) {
+      int64_t column = 0;
+      for (const ValueId id : from) {
+        const Tensor part = in.value(id);
+        in.device.Scale(part, 1.0F, in.value(y).Columns(column, part.columns()));
+        column += part.columns();
+      }
+    };
+  }
+
+  RunOp operator()(const model::StreamWeightsOp& params) const {
+    kernels::StreamParams stream{.streams = params.streams,
+                                 .base = context_.weights.vector(params.base),
+                                 .epsilon = params.epsilon};
+    if (params.mix.valid()) {
+      stream.mix = context_.weights.vector(params.mix);
+      stream.norm = context_.weights.vector(params.norm);
+      stream.scale = context_.weights.vector(params.scale);
+    }
+    return [stream, x = In(), y = Out()](const StepInput& in) {
+      in.device.StreamWeights(stream, in.value(x), in.value(y));
+    };
+  }
+
+  RunOp operator()(const model::StreamReadOp& params) const {
+    return [n = params.streams, x = In(), c = op_.inputs[1], y = Out()](const StepInput& in) {
+      in.device.StreamRead(n, in.value(x), in.value(c), in.value(y));
+    };
+  }
+
+  RunOp operator()(const model::StreamWriteOp& params) const {
+    return [n = params.streams, in_ids = op_.inputs, y = Out()](const StepInput& in) {
+      in.device.StreamWrite(n, in.value(in_ids[0]), in.value(in_ids[1]), in.value(in_ids[2]),
+                            in.value(y));
+    };
+  }
+
   RunOp operator()(const model::SelectRowsOp&) const {
     return [x = In(), y = Out()](const StepInput& in) {
       in.device.GatherRows(in.value(x), in.selected, in.value(y));

@@ -202,6 +202,11 @@ Result<StageLayout> StageLayout::Create(const model::Graph& graph, const StageRa
                        graph.layers[static_cast<size_t>(op.layer.value())].name,
                        std::get<model::CountedOp>(op.params).kind);
     }
+    if (const auto* embed = std::get_if<model::EmbedOp>(&op.params); embed && embed->shift > 0) {
+      return MakeError(ErrorCode::kUnsupported,
+                       "[runtime.layout] {} looks up ids that follow: it trains and does not run",
+                       graph.layers[static_cast<size_t>(op.layer.value())].name);
+    }
     for (const ValueId id : op.inputs) {
       packer.Use(id, i);
     }

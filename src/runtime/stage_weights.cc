@@ -99,6 +99,12 @@ class NeedsCollector {
     Vector(op.key_norm);
   }
 
+  void Add(const model::StreamWeightsOp& op) {
+    for (const TensorId id : {op.base, op.mix, op.norm, op.scale}) {
+      Vector(id);
+    }
+  }
+
   template <class Other>
   void Add(const Other&) {}
 

@@ -276,6 +276,82 @@ class Interpreter {
     }
   }
 
+  void operator()(const model::ConcatOp&) {
+    int64_t width = 0;
+    for (size_t i = 0; i < op_->inputs.size(); ++i) {
+      width += In(i).width;
+    }
+    Rows y = Zeros(In(0).rows(), width);
+    for (int64_t r = 0; r < y.rows(); ++r) {
+      double* to = y.row(r);
+      for (size_t i = 0; i < op_->inputs.size(); ++i) {
+        to = std::copy_n(In(i).row(r), In(i).width, to);
+      }
+    }
+    Value(op_->outputs[0]) = std::move(y);
+  }
+
+  void operator()(const model::StreamWeightsOp& p) {
+    const Rows& x = In(0);
+    const int64_t width = x.width / p.streams;
+    const int64_t each = p.streams + 2;
+    const Rows base = Tensor(p.base);
+    Rows y = Zeros(x.rows(), p.streams * each);
+    for (int64_t r = 0; r < y.rows(); ++r) {
+      std::copy(base.data.begin(), base.data.end(), y.row(r));
+      for (int64_t k = 0; p.mix.valid() && k < p.streams; ++k) {
+        const Rows mix = Tensor(p.mix);
+        const Rows norm = Tensor(p.norm);
+        const Rows scale = Tensor(p.scale);
+        const double* s = x.row(r) + k * width;
+        const double square = std::inner_product(s, s + width, s, 0.0);
+        const double root =
+            std::sqrt(square / static_cast<double>(width) + static_cast<double>(p.epsilon));
+        for (int64_t j = 0; j < each; ++j) {
+          double dot = 0.0;
+          for (int64_t c = 0; c < width; ++c) {
+            dot += mix.row(j)[c] * norm.data[static_cast<size_t>(c)] * s[c];
+          }
+          y.row(r)[k * each + j] += scale.data[j + 1 == each ? 1 : 0] * std::tanh(dot / root);
+        }
+      }
+    }
+    Value(op_->outputs[0]) = std::move(y);
+  }
+
+  void operator()(const model::StreamReadOp& p) {
+    const Rows& x = In(0);
+    const int64_t width = x.width / p.streams;
+    Rows y = Zeros(x.rows(), width);
+    for (int64_t r = 0; r < y.rows(); ++r) {
+      for (int64_t k = 0; k < p.streams; ++k) {
+        for (int64_t c = 0; c < width; ++c) {
+          y.row(r)[c] += In(1).row(r)[k * (p.streams + 2)] * x.row(r)[k * width + c];
+        }
+      }
+    }
+    Value(op_->outputs[0]) = std::move(y);
+  }
+
+  void operator()(const model::StreamWriteOp& p) {
+    const Rows& x = In(0);
+    const int64_t width = x.width / p.streams;
+    Rows out = Zeros(x.rows(), x.width);
+    for (int64_t r = 0; r < out.rows(); ++r) {
+      const double* share = In(1).row(r);
+      for (int64_t j = 0; j < p.streams; ++j) {
+        for (int64_t c = 0; c < width; ++c) {
+          double sum = share[j * (p.streams + 2) + p.streams + 1] * In(2).row(r)[c];
+          for (int64_t k = 0; k < p.streams; ++k) {
+            sum += share[k * (p.streams + 2) + j + 1] * x.row(r)[k * width + c];
+          }
+          out.row(r)[j * width + c] = sum;
+        }
+      }
+    }
+    Value(op_->outputs[0]) = std::move(out);
+  }
+
   void operator()(const model::SelectRowsOp&) { Value(op_->outputs[0]) = In(0); }
 
   void operator()(const model::CountedOp& p) { ADD_FAILURE() << p.kind << " is counted, not run"; }

@@ -194,6 +194,27 @@ void CpuDevice::DepthRead(std::span<const Tensor> sources, Tensor query, Tensor 
   });
 }
 
+void CpuDevice::StreamWeights(const StreamParams& params, Tensor x, Tensor out) {
+  const int64_t n = params.streams;
+  PENSTOCK_CHECK(n >= 1 && n <= kMaxDepthStreams && x.columns() % n == 0 &&
+                     out.columns() == n * (n + 2) && params.base.columns() == n + 2,
+                 "streams divide the columns, and have coefficients");
+  OverRows(x, 4, [&](RowRange range) { StreamWeightsRows(params, x, out, range); });
+}
+
+void CpuDevice::StreamRead(int64_t streams, Tensor x, Tensor c, Tensor out) {
+  PENSTOCK_CHECK(x.columns() == streams * out.columns() && c.columns() == streams * (streams + 2),
+                 "the streams are as wide as the output");
+  OverRows(x, 1, [&](RowRange range) { StreamReadRows(streams, x, c, out, range); });
+}
+
+void CpuDevice::StreamWrite(int64_t streams, Tensor x, Tensor c, Tensor y, Tensor out) {
+  PENSTOCK_CHECK(x.columns() == streams * y.columns() && out.columns() == x.columns() &&
+                     c.columns() == streams * (streams + 2),
+                 "the streams are as wide as the output of the sublayer");
+  OverRows(x, 2 * streams, [&](RowRange range) { StreamWriteRows(streams, x, c, y, out, range); });
+}
+
 void CpuDevice::GatherRows(Tensor x, std::span<const int32_t> rows, Tensor out) {
   OverRows(out, 1, [&](RowRange range) {
     for (int64_t r = range.begin; r < range.end; ++r) {

@@ -44,6 +44,9 @@ class CpuDevice final : public Device {
   void SoftCap(Tensor x, float cap, Tensor out) override;
   void DepthRead(std::span<const Tensor> sources, Tensor query, Tensor key_norm, float epsilon,
                  Tensor out) override;
+  void StreamWeights(const StreamParams& params, Tensor x, Tensor out) override;
+  void StreamRead(int64_t streams, Tensor x, Tensor c, Tensor out) override;
+  void StreamWrite(int64_t streams, Tensor x, Tensor c, Tensor y, Tensor out) override;
   void GatherRows(Tensor x, std::span<const int32_t> rows, Tensor out) override;
 
   Result<std::unique_ptr<KvCache>> CreateKvCache(const KvCacheSpec& spec,

@@ -80,6 +80,24 @@ HWY_INLINE void Blend(const float* s, float weight, float keep, float* out, int6
   }
 }
 
+// out = sum over k of weights[k * stride] * x[k * n ...], then + y * share where y is there.
+HWY_INLINE void MixRow(const float* x, int64_t n, int64_t count, const float* weights,
+                       int64_t stride, const float* y, float share, float* out) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = 0; i < n; i += lanes) {
+    const int64_t left = std::min(lanes, n - i);
+    VF sum = hn::Mul(LoadFirst(d, x + i, left), hn::Set(d, weights[0]));
+    for (int64_t k = 1; k < count; ++k) {
+      sum = hn::MulAdd(LoadFirst(d, x + k * n + i, left), hn::Set(d, weights[k * stride]), sum);
+    }
+    if (y != nullptr) {
+      sum = hn::MulAdd(LoadFirst(d, y + i, left), hn::Set(d, share), sum);
+    }
+    StoreFirst(d, sum, out + i, left);
+  }
+}
+
 HWY_INLINE void ScaleRow(float factor, float* out, int64_t n) {
   const DF d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -118,6 +136,51 @@ void DepthRead(std::span<const Tensor> sources, const float* query, const float*
   }
 }
 
+void StreamWeights(const StreamParams& params, Tensor x, Tensor out, RowRange rows) {
+  const int64_t n = params.streams;
+  const int64_t width = x.columns() / n;
+  const int64_t each = n + 2;
+  const bool dynamic = !params.mix.empty();
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    float* to = out.Row<float>(r).data();
+    for (int64_t k = 0; k < n; ++k) {
+      const float* base = params.base.Row<float>(k).data();
+      std::copy(base, base + each, to + k * each);
+      if (!dynamic) {
+        continue;
+      }
+      const float* s = x.Row<float>(r).data() + k * width;
+      const float* scale = params.scale.Row<float>(0).data();
+      for (int64_t j = 0; j < each; ++j) {
+        const float score = Score(s, params.mix.Row<float>(j).data(),
+                                  params.norm.Row<float>(0).data(), params.epsilon, width);
+        to[k * each + j] += scale[j == n + 1 ? 1 : 0] * std::tanh(score);
+      }
+    }
+  }
+}
+
+void StreamRead(int64_t streams, Tensor x, Tensor c, Tensor out, RowRange rows) {
+  const int64_t width = out.columns();
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const float* from = x.Row<float>(r).data();
+    const float* weights = c.Row<float>(r).data();
+    MixRow(from, width, streams, weights, streams + 2, nullptr, 0.0F, out.Row<float>(r).data());
+  }
+}
+
+void StreamWrite(int64_t streams, Tensor x, Tensor c, Tensor y, Tensor out, RowRange rows) {
+  const int64_t width = y.columns();
+  for (int64_t r = rows.begin; r < rows.end; ++r) {
+    const float* from = x.Row<float>(r).data();
+    const float* weights = c.Row<float>(r).data();
+    for (int64_t j = 0; j < streams; ++j) {
+      MixRow(from, width, streams, weights + j + 1, streams + 2, y.Row<float>(r).data(),
+             weights[j * (streams + 2) + streams + 1], out.Row<float>(r).data() + j * width);
+    }
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace penstock::kernels
 
@@ -128,10 +191,25 @@ HWY_AFTER_NAMESPACE();
 namespace penstock::kernels {
 
 HWY_EXPORT(DepthRead);
+HWY_EXPORT(StreamWeights);
+HWY_EXPORT(StreamRead);
+HWY_EXPORT(StreamWrite);
 
 void DepthReadRows(std::span<const Tensor> sources, const float* query, const float* key_norm,
                    float epsilon, Tensor out, RowRange rows) {
   HWY_DYNAMIC_DISPATCH(DepthRead)(sources, query, key_norm, epsilon, out, rows);
+}
+
+void StreamWeightsRows(const StreamParams& params, Tensor x, Tensor out, RowRange rows) {
+  HWY_DYNAMIC_DISPATCH(StreamWeights)(params, x, out, rows);
+}
+
+void StreamReadRows(int64_t streams, Tensor x, Tensor c, Tensor out, RowRange rows) {
+  HWY_DYNAMIC_DISPATCH(StreamRead)(streams, x, c, out, rows);
+}
+
+void StreamWriteRows(int64_t streams, Tensor x, Tensor c, Tensor y, Tensor out, RowRange rows) {
+  HWY_DYNAMIC_DISPATCH(StreamWrite)(streams, x, c, y, out, rows);
 }
 
 }  // namespace penstock::kernels

@@ -19,4 +19,11 @@ namespace penstock::kernels {
 void DepthReadRows(std::span<const Tensor> sources, const float* query, const float* key_norm,
                    float epsilon, Tensor out, RowRange rows);
 
+inline constexpr int64_t kMaxDepthStreams = 16;
+
+// Device::StreamWeights, StreamRead and StreamWrite.
+void StreamWeightsRows(const StreamParams& params, Tensor x, Tensor out, RowRange rows);
+void StreamReadRows(int64_t streams, Tensor x, Tensor c, Tensor out, RowRange rows);
+void StreamWriteRows(int64_t streams, Tensor x, Tensor c, Tensor y, Tensor out, RowRange rows);
+
 }  // namespace penstock::kernels
