@@ -131,6 +131,10 @@ Result<Json> RunOne(const BenchFlags& flags, const serve::ModelBundle& bundle,
       serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
   const std::vector<Prompt> prompts =
       RandomPrompts(sequences, flags.prompt_tokens, bundle.model.config.vocabulary);
+  const Foretold foretold =
+      Foretell(bundle, *engine,
+               std::vector<plan::Request>(static_cast<size_t>(sequences),
+                                          {flags.prompt_tokens, flags.generate}));
   GenerateOptions generate;
   generate.ignore_eos = true;
   generate.max_new = std::min<int64_t>(flags.generate, 4);
@@ -145,12 +149,18 @@ Result<Json> RunOne(const BenchFlags& flags, const serve::ModelBundle& bundle,
   PENSTOCK_TRY_ASSIGN(const serve::RunReport report, engine->Stop());
   Json run;
   run["sequences"] = sequences;
-  AddRunJson(run, *engine, report, last);
+  AddRunJson(run, *engine, report, last, foretold);
   AddSpreads(run, samples);
   if (!flags.model.common.json) {
     fmt::print("{:>9}  {:>6}  {:>30}  {:>30}  {:>10}\n", sequences, engine->setup().groups,
                RateCell(samples.prefill_rate), RateCell(samples.decode_rate),
                FormatSeconds(run["ttft_s"].get<double>()));
+    if (foretold.forecast) {
+      fmt::print("{:>17}  {:>30.1f}  {:>30.1f}  {:>10}\n", "planned",
+                 foretold.forecast->prefill_tokens_per_s(),
+                 foretold.forecast->decode_tokens_per_s(),
+                 FormatSeconds(foretold.forecast->prefill_s));
+    }
     std::fflush(stdout);
   }
   return run;

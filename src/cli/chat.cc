@@ -229,7 +229,9 @@ Result<> ChatBody(const ChatFlags& flags, const serve::ModelBundle& bundle,
   if (flags.model.common.json) {
     Json json;
     json["model"] = flags.model.model;
-    AddRunJson(json, *engine, report, conversation.rates());
+    Foretold unknown;  // nobody knows beforehand what will be said
+    unknown.why = "a conversation has no plan";
+    AddRunJson(json, *engine, report, conversation.rates(), unknown);
     json["outputs"] = Json::array();
     for (const Output& answer : conversation.answers()) {
       json["outputs"].push_back(OutputJson(answer));

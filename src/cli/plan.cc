@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "base/config_path.h"
 #include "base/file.h"
+#include "cli/engine_planning.h"
 #include "cli/verb.h"
 #include "cli/verbs.h"
 #include "cost/profile.h"
@@ -39,25 +41,54 @@ struct Flags {
   std::string html;
   std::string emit;
   std::string emit_schedule;
+  std::string transport = "threads";
   int64_t devices = 8;
   int top = 10;
 };
 
-Result<cost::ModelProfile> ReadModel(const std::string& name) {
+// A model to plan for: its profile, and where it is a file with weights how the engine would hold
+// them.
+struct PlannedModel {
+  cost::ModelProfile profile;
+  std::optional<serve::ModelBundle> bundle;
+  std::optional<hw::Precision> stored;  // type of most of its matrices
+};
+
+Result<PlannedModel> ReadModel(const std::string& name, const hw::System& system,
+                               const kernels::Device* device) {
   PENSTOCK_TRY_ASSIGN(const std::string path, FindConfig("models", "json", name));
-  Json config;
+  const std::string stem = std::filesystem::path(path).stem().string();
+  PlannedModel out;
   if (path.ends_with(".json")) {
-    PENSTOCK_TRY_ASSIGN(config, ReadJsonFile(path));
-  } else {
-    PENSTOCK_TRY_ASSIGN(const std::unique_ptr<weights::ModelFiles> files, weights::OpenModel(path));
-    config = files->config();
+    PENSTOCK_TRY_ASSIGN(const Json config, ReadJsonFile(path));
+    PENSTOCK_TRY_ASSIGN(const model::Model model, model::BuildModel(config, path));
+    PENSTOCK_TRY_ASSIGN(out.profile, cost::BuildProfile(model.graph, stem, model.config.family));
+    out.profile.parameters_mtp = static_cast<double>(model.config.mtp_parameters);
+    return out;
   }
-  PENSTOCK_TRY_ASSIGN(const model::Model model, model::BuildModel(config, path));
-  PENSTOCK_TRY_ASSIGN(cost::ModelProfile profile,
-                      cost::BuildProfile(model.graph, std::filesystem::path(path).stem().string(),
-                                         model.config.family));
-  profile.parameters_mtp = static_cast<double>(model.config.mtp_parameters);
-  return profile;
+  PENSTOCK_TRY_ASSIGN(out.bundle, serve::OpenBundle(path));
+  const model::Model& model = out.bundle->model;
+  cost::HeldTensors held;
+  auto rule =
+      runtime::WeightRule::Create(model.graph, *out.bundle->files, runtime::WeightChoice::kAuto);
+  if (rule.ok()) {  // else the file can be counted, but not run
+    out.stored = MainPrecision(model.graph, rule.value());
+    held = HeldBy(model.graph, rule.value(), system.engine ? device : nullptr);
+  }
+  PENSTOCK_TRY_ASSIGN(out.profile,
+                      cost::BuildProfile(model.graph, stem, model.config.family, held));
+  out.profile.parameters_mtp = static_cast<double>(model.config.mtp_parameters);
+  return out;
+}
+
+// Matrices as the file holds them, unless the workload says another type; keys as `run` keeps them.
+void TakePrecision(const PlannedModel& model, plan::Workload& workload) {
+  plan::InferenceWorkload& w = workload.inference;
+  if (!model.stored || w.precision_given) {
+    return;
+  }
+  w.precision = *model.stored;
+  w.as_stored = true;
 }
 
 // The best plan's schedule, in the native form.
@@ -73,11 +104,25 @@ Result<> WriteSchedule(const plan::Answer& answer, const std::string& path) {
 
 // 0, or 1 where nothing fits.
 Result<int> Plan(const Flags& flags) {
-  PENSTOCK_TRY_ASSIGN(const cost::ModelProfile model, ReadModel(flags.model));
   PENSTOCK_TRY_ASSIGN(const hw::System system, hw::ReadSystem(flags.system));
-  PENSTOCK_TRY_ASSIGN(const plan::Workload workload,
+  std::unique_ptr<kernels::Device> device;
+  if (system.engine) {
+    kernels::CpuOptions cpu;
+    cpu.threads = static_cast<int>(system.engine->threads);
+    PENSTOCK_TRY_ASSIGN(device, kernels::CreateCpuDevice(cpu));
+  }
+  PENSTOCK_TRY_ASSIGN(const PlannedModel planned, ReadModel(flags.model, system, device.get()));
+  const cost::ModelProfile& model = planned.profile;
+  PENSTOCK_TRY_ASSIGN(plan::Workload workload,
                       plan::ReadWorkload(flags.workload, flags.mode, flags.sets));
-  const plan::Context context{&model, &system, &workload};
+  TakePrecision(planned, workload);
+  plan::Context context{&model, &system, &workload};
+  context.across_processes = flags.transport == "mpi";
+  if (planned.bundle && device != nullptr) {
+    const plan::InferenceWorkload& w = workload.inference;
+    context.engine_memory = ArenasOf(*planned.bundle, *device, std::llround(w.prompt_tokens.mean),
+                                     std::llround(w.output_tokens.mean), context.across_processes);
+  }
   plan::SearchOptions options;
   options.devices = flags.devices;
   options.top = flags.top;
@@ -147,6 +192,10 @@ void AddPlan(Verb& app, int& status) {
       ->OneOf({"megatron", "vllm", "penstock"});
   verb->AddOption("--emit-schedule", flags->emit_schedule,
                   "Write the best plan's schedule to this file");
+  verb->AddOption("--transport", flags->transport,
+                  "On a calibrated machine: stages are threads, or processes under mpi")
+      ->OneOf({"threads", "mpi"})
+      ->ShowDefault();
   verb->AddOption("--top", flags->top, "Plans to show")->ShowDefault()->Range(1, 1000);
   verb->Footer(
       "Example: penstock plan --model llama-3.1-70b --system dgx-h100 --workload chat --devices "

@@ -144,11 +144,11 @@ void PrintOutputs(const RunFlags& flags, const std::vector<Output>& outputs, boo
 }
 
 void PrintJsonReport(const RunFlags& flags, const serve::Engine& engine,
-                     const serve::RunReport& report, const Rates& rates,
+                     const serve::RunReport& report, const Rates& rates, const Foretold& foretold,
                      const std::vector<Output>& outputs) {
   Json json;
   json["model"] = flags.model.model;
-  AddRunJson(json, engine, report, rates);
+  AddRunJson(json, engine, report, rates, foretold);
   json["outputs"] = Json::array();
   for (const Output& output : outputs) {
     json["outputs"].push_back(OutputJson(output));
@@ -196,6 +196,11 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
   PENSTOCK_TRY_ASSIGN(
       const auto engine,
       serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
+  std::vector<plan::Request> requests;
+  for (const Prompt& prompt : prompts) {
+    requests.push_back({static_cast<int64_t>(prompt.tokens.size()), prompt.max_new});
+  }
+  const Foretold foretold = Foretell(bundle, *engine, requests);
   const bool stream = prompts.size() == 1 && !flags.model.common.json && tokenizer.has_value();
   OnText on_text;
   if (stream) {
@@ -219,9 +224,9 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
     PENSTOCK_TRY(trace::WriteChromeTraceFile(TimelineOf(report, "run"), flags.trace_file));
   }
   if (flags.model.common.json) {
-    PrintJsonReport(flags, *engine, report, rates, outputs);
+    PrintJsonReport(flags, *engine, report, rates, foretold, outputs);
   } else {
-    fmt::print(stderr, "\n{}", RunTable(*engine, report, rates, ColourOnStderr()));
+    fmt::print(stderr, "\n{}", RunTable(*engine, report, rates, foretold, ColourOnStderr()));
   }
   return {};
 }

@@ -88,7 +88,7 @@ Json MemoryJson(const MemoryFigures& figures) {
 }
 
 void AddRunJson(Json& json, const serve::Engine& engine, const serve::RunReport& report,
-                const Rates& rates) {
+                const Rates& rates, const Foretold& foretold) {
   json["stages"] = Json::array();
   for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
     const trace::RankAccount account = AccountFor(report, rank);
@@ -111,7 +111,7 @@ void AddRunJson(Json& json, const serve::Engine& engine, const serve::RunReport&
   json["ttft_s"] = rates.ttft_s;
   json["tpot_s"] = rates.tpot_s ? Json(*rates.tpot_s) : Json(nullptr);
   json["bubble_ratio"] = BubbleRatio(report);
-  json["planned"] = {{"prefill_tokens_per_s", nullptr}, {"decode_tokens_per_s", nullptr}};
+  json["planned"] = ForetoldJson(foretold);
   json["device"] = engine.device();
   json["weights"] = engine.setup().rule.Summary();
 }
@@ -152,7 +152,7 @@ trace::Timeline TimelineOf(const serve::RunReport& report, const std::string& na
 }
 
 std::string RunTable(const serve::Engine& engine, const serve::RunReport& report,
-                     const Rates& rates, bool colour) {
+                     const Rates& rates, const Foretold& foretold, bool colour) {
   const char* dim = colour ? "\x1b[2m" : "";
   const char* bold = colour ? "\x1b[1m" : "";
   const char* plain = colour ? "\x1b[0m" : "";
@@ -185,10 +185,16 @@ std::string RunTable(const serve::Engine& engine, const serve::RunReport& report
                   plain, dim, plain, Aligned(memory));
   text += fmt::format("{}Time per stage{} {}(idle time by cause){}\n{}", bold, plain, dim, plain,
                       Aligned(time));
-  text += fmt::format("{}Prefill{}  {}\n", bold, plain,
-                      RateText(rates.prefill_tokens, rates.prefill_s));
-  text +=
-      fmt::format("{}Decode{}   {}\n", bold, plain, RateText(rates.decode_tokens, rates.decode_s));
+  const auto planned = [&](double rate) {
+    return foretold.forecast && rate > 0 ? fmt::format("{} (planned {:.1f}){}", dim, rate, plain)
+                                         : std::string();
+  };
+  const double prefill = foretold.forecast ? foretold.forecast->prefill_tokens_per_s() : 0;
+  const double decode = foretold.forecast ? foretold.forecast->decode_tokens_per_s() : 0;
+  text += fmt::format("{}Prefill{}  {}{}\n", bold, plain,
+                      RateText(rates.prefill_tokens, rates.prefill_s), planned(prefill));
+  text += fmt::format("{}Decode{}   {}{}\n", bold, plain,
+                      RateText(rates.decode_tokens, rates.decode_s), planned(decode));
   text += fmt::format("{}idle {:.1f} % of {} stages x {}; {} groups in flight; weights {}; {}{}\n",
                       dim, 100 * BubbleRatio(report), report.ranks.size(),
                       FormatSeconds(report.end_s - report.begin_s), engine.setup().groups,

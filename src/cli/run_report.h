@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/json.h"
+#include "cli/engine_planning.h"
 #include "cli/generate.h"
 #include "serve/engine.h"
 #include "trace/timeline.h"
@@ -16,7 +17,7 @@ Json MemoryJson(const MemoryFigures& figures);
 
 // "stages", "prefill", "decode", "ttft_s", "tpot_s", "bubble_ratio", "planned".
 void AddRunJson(Json& json, const serve::Engine& engine, const serve::RunReport& report,
-                const Rates& rates);
+                const Rates& rates, const Foretold& foretold);
 
 Json OutputJson(const Output& output);
 
@@ -26,6 +27,6 @@ trace::Timeline TimelineOf(const serve::RunReport& report, const std::string& na
 // Rows of stages with layers, memory planned beside measured, busy and idle time and its causes;
 // then the rates.
 std::string RunTable(const serve::Engine& engine, const serve::RunReport& report,
-                     const Rates& rates, bool colour);
+                     const Rates& rates, const Foretold& foretold, bool colour);
 
 }  // namespace penstock::cli

@@ -8,6 +8,7 @@
 namespace penstock::cli {
 
 void AddBench(Verb& app, int& status);
+void AddCalibrate(Verb& app, int& status);
 void AddChat(Verb& app, int& status);
 void AddCheck(Verb& app, int& status);
 void AddInspect(Verb& app, int& status);
@@ -27,6 +28,7 @@ inline constexpr AddVerb kVerbs[] = {
     AddChat,
     AddBench,
     AddPlan,
+    AddCalibrate,
     AddSchedule,
     AddCheck,
     AddSim,

@@ -90,8 +90,8 @@ Flow FindFlow(const Graph& graph) {
 
 class Builder {
  public:
-  Builder(const Graph& graph, const Flow& flow, double hidden)
-      : graph_(graph), flow_(flow), hidden_(hidden) {}
+  Builder(const Graph& graph, const Flow& flow, double hidden, const HeldTensors& held)
+      : graph_(graph), flow_(flow), hidden_(hidden), held_(held) {}
 
   LayerProfile Build(const model::Layer& layer) {
     out_ = LayerProfile{};
@@ -103,6 +103,7 @@ class Builder {
     bool feeds_forward = false;
     for (int32_t i = layer.first_op; i < layer.last_op; ++i) {
       const Op& op = graph_.ops[static_cast<size_t>(i)];
+      op_ = i - layer.first_op;
       Take(op, attends, feeds_forward);
     }
     out_.collectives = (attends ? 1 : 0) + (feeds_forward ? 1 : 0);
@@ -155,7 +156,18 @@ class Builder {
     if (out_.kind == model::LayerKind::kHead) {
       product.role = Product::Role::kHead;
     }
+    product.op = op_;
+    SetStored(id, product);
     out_.products.push_back(product);
+  }
+
+  void SetStored(TensorId id, Product& product) const {
+    if (held_) {
+      if (const std::optional<HeldTensor> held = held_(id); held) {
+        product.stored = held->type;
+        product.stored_bytes = held->bytes;
+      }
+    }
   }
 
   void AddState(int32_t state) {
@@ -180,6 +192,8 @@ class Builder {
   const Graph& graph_;
   const Flow& flow_;
   double hidden_ = 0;
+  const HeldTensors& held_;
+  int32_t op_ = 0;
   LayerProfile out_;
   std::set<int32_t> saved_inputs_;
   std::set<int32_t> seen_tensors_;
@@ -190,6 +204,7 @@ void Builder::TakeMoe(const model::MoeOp& p, const Op& op) {
   Product product{static_cast<double>(router.shape[0]), static_cast<double>(router.shape[1])};
   product.shard = Product::Shard::kWhole;
   product.role = Product::Role::kRouter;
+  product.op = op_;
   out_.products.push_back(product);
   if (p.router_bias.valid()) {
     out_.vector_parameters += Elements(graph_.tensor(p.router_bias));
@@ -242,6 +257,8 @@ void Builder::TakeCounted(const model::CountedOp& p, const Op& op, bool& attends
     } else {
       Product product{static_cast<double>(tensor.shape[0]), static_cast<double>(tensor.shape[1])};
       product.shard = tensor.replicated ? Product::Shard::kWhole : Product::Shard::kSplit;
+      product.op = op_;
+      SetStored(id, product);
       if (p.experts > 0) {
         product.role = Product::Role::kRouter;
       }
@@ -261,7 +278,7 @@ void Builder::TakeCounted(const model::CountedOp& p, const Op& op, bool& attends
     feeds_forward = true;
   }
   if (p.heads > 0 && (p.score_dim > 0 || p.value_dim > 0)) {
-    out_.attention.push_back({static_cast<double>(p.heads), static_cast<double>(p.score_dim),
+    out_.attention.push_back({static_cast<double>(p.heads), 0, static_cast<double>(p.score_dim),
                               static_cast<double>(p.value_dim), static_cast<double>(p.window),
                               static_cast<double>(p.decode_score_dim),
                               static_cast<double>(p.decode_value_dim)});
@@ -281,6 +298,9 @@ void Builder::Take(const Op& op, bool& attends, bool& feeds_forward) {
   if (std::get_if<model::EmbedOp>(&op.params) != nullptr) {
     const auto& p = std::get<model::EmbedOp>(op.params);
     out_.embedding_parameters += Elements(graph_.tensor(p.table));
+    Product table;
+    SetStored(p.table, table);
+    out_.embedding_stored_bytes += table.stored_bytes;
     Touch(op);
   } else if (const auto* norm = std::get_if<model::RmsNormOp>(&op.params)) {
     out_.vector_parameters += Elements(graph_.tensor(norm->weight));
@@ -318,9 +338,9 @@ void Builder::Take(const Op& op, bool& attends, bool& feeds_forward) {
     out_.launches += static_cast<double>(linear->weights.size() > 1 ? 1 : linear->weights.size());
   } else if (const auto* attention = std::get_if<model::AttentionOp>(&op.params)) {
     const auto heads = static_cast<double>(attention->heads);
-    out_.attention.push_back({heads, static_cast<double>(attention->head_dim),
-                              static_cast<double>(attention->value_dim),
-                              static_cast<double>(attention->window)});
+    out_.attention.push_back(
+        {heads, static_cast<double>(attention->kv_heads), static_cast<double>(attention->head_dim),
+         static_cast<double>(attention->value_dim), static_cast<double>(attention->window)});
     AddState(attention->state);
     if (!out_.states.empty() && out_.states.back().heads == 0) {
       out_.states.back().heads = attention->kv_heads;
@@ -380,7 +400,8 @@ double LayerProfile::parameters() const {
   return n;
 }
 
-Result<ModelProfile> BuildProfile(const Graph& graph, std::string name, std::string family) {
+Result<ModelProfile> BuildProfile(const Graph& graph, std::string name, std::string family,
+                                  const HeldTensors& held) {
   ModelProfile out;
   out.name = std::move(name);
   out.family = std::move(family);
@@ -393,7 +414,9 @@ Result<ModelProfile> BuildProfile(const Graph& graph, std::string name, std::str
       break;
     }
   }
-  Builder builder(graph, flow, out.hidden);
+  out.decode_work = DecodeWork(graph);
+  out.attention_share = AttentionShare(graph);
+  Builder builder(graph, flow, out.hidden, held);
   for (const model::Layer& layer : graph.layers) {
     const LayerProfile profile = builder.Build(layer);
     // Searched from the back: neighbours are alike.

@@ -7,10 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
+#include "hw/precision.h"
 #include "model/graph.h"
 
 namespace penstock::cost {
@@ -24,6 +27,9 @@ struct Product {
   Shard shard = Shard::kSplit;
   Role role = Role::kDense;
   int64_t heads = 0;  // kHeads: divided into at most this many parts, copied beyond
+  int32_t op = 0;     // operation of the layer: parts of one operation read the same rows
+  std::optional<hw::Precision> stored;  // type of the file's matrix; none: as the plan says
+  double stored_bytes = 0;              // as the engine packs it; 0: by the type
 
   double parameters() const { return outputs * inputs; }
 
@@ -46,6 +52,7 @@ struct Product {
 // Scores and weighted sums over the state.
 struct AttentionWork {
   double heads = 0;
+  double kv_heads = 0;  // that the heads share; 0: as many
   double score_dim = 0;
   double value_dim = 0;
   double window = 0;            // 0: all
@@ -111,6 +118,7 @@ struct LayerProfile {
   std::vector<StateWork> states;
   ExpertWork experts;
   double embedding_parameters = 0;
+  double embedding_stored_bytes = 0;  // as the engine packs it; 0: by the type
   double vector_parameters = 0;
   double whole_row_elements = 0;  // elements per row that norms, adds and rotations read and write
   double split_row_elements = 0;  // the same behind a division by tp
@@ -143,6 +151,8 @@ struct ModelProfile {
   bool has_experts = false;
   int64_t max_kv_heads = 0;
   int64_t attention_heads = 0;
+  std::vector<double> decode_work;  // by layer: what the engine balances stages by
+  double attention_share = 0;       // what the engine's prefill chunks shrink by
 
   int32_t num_layers() const { return static_cast<int32_t>(class_of.size()); }
 
@@ -153,7 +163,26 @@ struct ModelProfile {
   }
 };
 
-// O(operations). Errors: kUnsupported (an operation whose work is not known).
-Result<ModelProfile> BuildProfile(const model::Graph& graph, std::string name, std::string family);
+// How a file's matrix would be held by the engine: its type, and the bytes that packing gives.
+struct HeldTensor {
+  hw::Precision type = hw::Precision::kBf16;
+  double bytes = 0;
+};
+
+// None for tensors that are no matrices.
+using HeldTensors = std::function<std::optional<HeldTensor>(TensorId)>;
+
+// O(operations). With `held` products know how the file stores them. Errors: kUnsupported (an
+// operation whose work is not known).
+Result<ModelProfile> BuildProfile(const model::Graph& graph, std::string name, std::string family,
+                                  const HeldTensors& held = nullptr);
+
+// Relative time of each layer in steady decode, in multiply-adds per row: matrices, attention, and
+// the elements that everything else writes. What the engine cuts by.
+std::vector<double> DecodeWork(const model::Graph& graph);
+
+// Work of a row that looks back one position, over the work of a row by itself: attention's
+// multiply-adds against the matrices'.
+double AttentionShare(const model::Graph& graph);
 
 }  // namespace penstock::cost

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cost/engine_time.h"
+
 namespace penstock::cost {
 namespace {
 
@@ -155,6 +157,9 @@ double ExpertsTouched(double experts, double chosen, double rows) {
 
 LayerTime ForwardTime(const LayerProfile& layer, const StepShape& shape, const Sharding& s,
                       const Formats& formats, const Machine& machine) {
+  if (machine.system->engine) {
+    return EngineForwardTime(layer, shape, s, formats, machine);
+  }
   LayerTime out;
   const Rates rates = FindRates(formats, machine);
   const double a = formats.activation_bytes;
@@ -199,10 +204,16 @@ std::pair<double, double> ParametersPerDevice(const LayerProfile& layer, const S
 }
 
 double WeightBytesPerDevice(const LayerProfile& layer, const Sharding& s, const Formats& formats) {
-  double bytes = layer.vector_parameters * formats.end_bytes() +
-                 layer.embedding_parameters / static_cast<double>(s.tp) * formats.end_bytes();
+  double bytes = layer.vector_parameters * formats.end_bytes();
+  bytes += formats.as_stored && layer.embedding_stored_bytes > 0
+               ? layer.embedding_stored_bytes / static_cast<double>(s.tp)
+               : layer.embedding_parameters / static_cast<double>(s.tp) * formats.end_bytes();
   for (const Product& product : layer.products) {
     const bool end = product.role != Product::Role::kDense;
+    if (formats.as_stored && product.stored_bytes > 0) {
+      bytes += product.stored_bytes / product.parts(s.tp);
+      continue;
+    }
     bytes += product.parameters() / product.parts(s.tp) *
              (end ? formats.end_bytes() : formats.matrix_bytes());
   }

@@ -28,6 +28,7 @@ struct Formats {
   hw::Precision weights = hw::Precision::kBf16;  // of matrices
   hw::Precision kv = hw::Precision::kBf16;
   double activation_bytes = 2;
+  bool as_stored = false;  // matrices as the model's file holds them, where the profile knows
 
   // Embedding, head, router and vectors stay at 16 bits when matrices are narrower.
   double end_bytes() const { return hw::PrecisionBytes(weights) > 2 ? 4 : 2; }

@@ -237,6 +237,10 @@ Result<System> ParseSystem(const TomlTable& file, const std::string& name) {
   PENSTOCK_TRY_ASSIGN(s.inference, ReadCalibration(inference));
   PENSTOCK_TRY_ASSIGN(const TomlTable training, file.Table("training"));
   PENSTOCK_TRY_ASSIGN(s.training, ReadCalibration(training));
+  if (file.Has("engine")) {
+    PENSTOCK_TRY_ASSIGN(const TomlTable engine, file.Table("engine"));
+    PENSTOCK_TRY_ASSIGN(s.engine, ReadEngine(engine));
+  }
   PENSTOCK_TRY(file.NoUnknownKeys());
   return s;
 }

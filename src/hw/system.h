@@ -13,6 +13,7 @@
 #include "base/result.h"
 #include "base/toml.h"
 #include "hw/curve.h"
+#include "hw/engine.h"
 #include "hw/precision.h"
 
 namespace penstock::hw {
@@ -87,6 +88,9 @@ struct System {
   Calibration inference;
   Calibration training;
   std::string provenance;  // of a calibrated file: machine, date, command
+  // Set where the devices run this project's own engine, as it was measured: its tables are then
+  // used instead of shares of the data sheet.
+  std::optional<Engine> engine;
 
   // Devices that the fastest level beyond one device joins: the scale-up domain.
   int64_t domain() const { return links.front().span == 0 ? INT64_MAX : links.front().span; }

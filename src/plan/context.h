@@ -2,6 +2,10 @@
 
 #pragma once
 
+#include <functional>
+#include <vector>
+
+#include "base/result.h"
 #include "cost/profile.h"
 #include "hw/system.h"
 #include "plan/layout.h"
@@ -9,10 +13,17 @@
 
 namespace penstock::plan {
 
+// What the engine's own arenas would hold, per stage: from the headers of a model's file, so that a
+// plan for this machine and a run on it can't differ. Null where only a configuration is known.
+using EngineMemory =
+    std::function<Result<std::vector<MemoryAccount>>(const Layout& layout, int64_t sequences)>;
+
 struct Context {
   const cost::ModelProfile* model = nullptr;
   const hw::System* system = nullptr;
   const Workload* workload = nullptr;
+  EngineMemory engine_memory = nullptr;  // used where the system has an engine
+  bool across_processes = false;         // stages are processes
 
   const hw::Calibration& calibration() const {
     return workload->mode == Mode::kTraining ? system->training : system->inference;

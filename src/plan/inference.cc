@@ -5,9 +5,13 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "base/check.h"
 #include "base/units.h"
+#include "model/cut.h"
 #include "plan/cut.h"
 #include "plan/memory.h"
+#include "plan/serving_rules.h"
+#include "plan/serving_sim.h"
 
 namespace penstock::plan {
 namespace {
@@ -64,6 +68,10 @@ struct InferencePricer::Impl {
   double HopSeconds(const Layout& layout, double rows, const std::vector<int32_t>& cut) const;
   double Capacity(const Layout& layout, double chunk_rows) const;
   bool Cut(Layout& layout, double sequences, double chunk_rows);
+  void EngineLayout(Layout& layout, double sequences) const;
+  void EngineRun(Plan& plan, double sequences);
+  std::vector<MemoryAccount> Memory(const Layout& layout, double sequences, double tokens,
+                                    double chunk_rows) const;
   double PrefillSeconds(const Layout& layout, double sequences, double chunk_rows, double* slowest);
   bool ChooseChunk(Layout& layout, double sequences);
   void Lockstep(Plan& plan, double sequences);
@@ -110,7 +118,7 @@ const std::vector<LayerTime>& InferencePricer::Impl::Classes(const Layout& layou
     shape.state_tokens = rows < prompt ? prompt / 2 : prompt;
     shape.head_rows = rows / prompt;
   }
-  const cost::Formats formats{layout.precision, layout.kv_precision};
+  const cost::Formats formats = layout.formats();
   std::vector<LayerTime> times;
   for (const cost::LayerProfile& layer : context.model->classes) {
     times.push_back(cost::ForwardTime(layer, shape, layout.sharding(), formats, context.machine()));
@@ -169,7 +177,7 @@ bool InferencePricer::Impl::Cut(Layout& layout, double sequences, double chunk_r
   }
   const double rows = std::max<double>(1, static_cast<double>(layout.micro_batch));
   const std::vector<LayerTime>& classes = Classes(layout, rows, 0);
-  const cost::Formats formats{layout.precision, layout.kv_precision};
+  const cost::Formats formats = layout.formats();
   const double tokens = prompt + output;
   class_bytes.clear();
   for (const cost::LayerProfile& layer : model.classes) {
@@ -282,6 +290,8 @@ void InferencePricer::Impl::Lockstep(Plan& plan, double sequences) {
       PrefillSeconds(layout, sequences, static_cast<double>(layout.prefill_chunk_tokens), nullptr);
   const double run = plan.ttft_s + (output - 1) * lap;
   plan.tokens_per_s = work.sequences * output / run;
+  plan.prefill_tokens_per_s = plan.ttft_s > 0 ? work.sequences * prompt / plan.ttft_s : 0;
+  plan.decode_tokens_per_s = lap > 0 ? work.sequences / lap : 0;
   plan.concurrent_sequences = work.sequences;
   const double flops = work.sequences * (prefill_flops + (output - 1) * decode_flops);
   plan.mfu = flops / (run * static_cast<double>(layout.devices()) *
@@ -359,6 +369,72 @@ std::string InferencePricer::Impl::Arrivals(Plan& plan, double most) {
         100 * rate * service);
   }
   return "";
+}
+
+// As the engine lays out a run: stages by decode work, as many groups as stages, its own chunks.
+void InferencePricer::Impl::EngineLayout(Layout& layout, double sequences) const {
+  if (layout.cut.empty()) {
+    const Result<model::Partition> cut = model::CutBalanced(context.model->decode_work, layout.pp);
+    PENSTOCK_CHECK(cut.ok(), "a layout has no more stages than the model has layers");
+    for (int32_t s = 0; s < cut.value().num_stages(); ++s) {
+      layout.cut.push_back(cut.value().end_layer(StageId(s)) - cut.value().first_layer(StageId(s)));
+    }
+  }
+  if (layout.prefill_chunk_tokens == 0) {
+    layout.prefill_chunk_tokens = PrefillChunk(static_cast<int64_t>(std::llround(prompt)),
+                                               layout.pp, static_cast<int64_t>(sequences));
+  }
+}
+
+// The run of one replica, simulated; replicas beside it share the machine.
+void InferencePricer::Impl::EngineRun(Plan& plan, double sequences) {
+  const Layout& layout = plan.layout;
+  ServingQuestion q;
+  q.model = context.model;
+  q.engine = &*context.system->engine;
+  q.units = layout.cut;
+  q.formats = layout.formats();
+  q.across_processes = context.across_processes;
+  q.replicas = layout.dp;
+  q.rules.groups = static_cast<int32_t>(layout.pp);
+  q.rules.prefill_chunk = layout.prefill_chunk_tokens;
+  q.rules.max_rows = layout.prefill_chunk_tokens +
+                     static_cast<int64_t>(CeilDiv(sequences, static_cast<double>(layout.pp)));
+  q.rules.attention_share = context.model->attention_share;
+  const Request request{static_cast<int64_t>(std::llround(prompt)),
+                        static_cast<int64_t>(std::llround(std::max(1.0, output)))};
+  q.requests.assign(static_cast<size_t>(sequences), request);
+  const ServingForecast f = ForecastServing(q);
+  const StageTimes stages =
+      Stages(layout, Classes(layout, static_cast<double>(layout.micro_batch), 0));
+  const double lap = f.tpot_s > 0 ? f.tpot_s : stages.sum_s;
+  plan.hop_s = HopSeconds(layout, static_cast<double>(layout.micro_batch), layout.cut);
+  Account(plan, stages, static_cast<double>(layout.micro_batches), lap);
+  plan.ttft_s = f.prefill_s;
+  plan.tpot_s = lap;
+  plan.prefill_tokens_per_s = f.prefill_tokens_per_s() * static_cast<double>(layout.dp);
+  plan.decode_tokens_per_s = f.decode_tokens_per_s() * static_cast<double>(layout.dp);
+  plan.shares_cores = f.shares_cores;
+  plan.tokens_per_s = f.end_s > 0 ? work.sequences * output / f.end_s : 0;
+  plan.concurrent_sequences = work.sequences;
+  const double flops = work.sequences * (prefill_flops + (output - 1) * decode_flops);
+  plan.mfu = flops / (f.end_s * static_cast<double>(layout.devices()) *
+                      context.system->device.Rate(layout.precision).second);
+}
+
+std::vector<MemoryAccount> InferencePricer::Impl::Memory(const Layout& layout, double sequences,
+                                                         double tokens, double chunk_rows) const {
+  if (context.system->engine && context.engine_memory) {
+    auto accounts = context.engine_memory(layout, static_cast<int64_t>(sequences));
+    if (accounts.ok()) {
+      for (MemoryAccount& account : accounts.value()) {
+        account.capacity = context.system->device.memory_bytes;
+        account.reserve = context.system->device.memory_reserve_bytes;
+      }
+      return std::move(accounts).value();
+    }
+  }
+  return InferenceMemory(context, layout, sequences, tokens, chunk_rows);
 }
 
 double InferencePricer::Impl::MostSequences(const Layout& layout) {
@@ -470,11 +546,15 @@ bool InferencePricer::Price(Plan& plan) {
   layout.micro_batch = std::min<int64_t>(layout.micro_batch, static_cast<int64_t>(sequences));
   layout.micro_batches =
       static_cast<int64_t>(CeilDiv(sequences, static_cast<double>(layout.micro_batch)));
-  self.ChooseChunk(layout, sequences);
-  self.Lockstep(plan, sequences);
-  plan.per_rank =
-      InferenceMemory(self.context, layout, sequences, std::ceil(self.prompt + self.output),
-                      static_cast<double>(layout.prefill_chunk_tokens));
+  if (self.context.system->engine && layout.tp == 1 && layout.ep == 1 && layout.cp == 1) {
+    self.EngineLayout(layout, sequences);
+    self.EngineRun(plan, sequences);
+  } else {
+    self.ChooseChunk(layout, sequences);
+    self.Lockstep(plan, sequences);
+  }
+  plan.per_rank = self.Memory(layout, sequences, std::ceil(self.prompt + self.output),
+                              static_cast<double>(layout.prefill_chunk_tokens));
   plan.memory = Fullest(plan.per_rank);
   self.Rates(plan);
   return self.Good(plan);

@@ -37,8 +37,15 @@ struct Layout {
   int zero = 0;
   hw::Precision precision = hw::Precision::kBf16;
   hw::Precision kv_precision = hw::Precision::kBf16;
+  bool as_stored = false;            // inference: matrices in the types of the model's file
   int64_t prefill_chunk_tokens = 0;  // inference: rows of one prefill micro-batch
   bool replicas_outermost = false;   // inference
+
+  cost::Formats formats() const {
+    cost::Formats formats{precision, kv_precision};
+    formats.as_stored = as_stored;
+    return formats;
+  }
 
   int64_t devices() const { return dp * tp * pp * cp; }
 
@@ -68,10 +75,13 @@ struct MemoryAccount {
   double gradients = 0;
   double optimizer = 0;
   double workspace = 0;
+  double messages = 0;  // of this project's engine; elsewhere part of the workspace
   double capacity = 0;  // nominal
   double reserve = 0;
 
-  double peak() const { return weights + kv + activations + gradients + optimizer + workspace; }
+  double peak() const {
+    return weights + kv + activations + gradients + optimizer + workspace + messages;
+  }
 
   bool fits() const { return peak() <= capacity - reserve; }
 };
@@ -89,6 +99,9 @@ struct Plan {
   double mfu = 0;
   double ttft_s = 0;
   double tpot_s = 0;
+  double prefill_tokens_per_s = 0;  // inference, together: prompts until the last first token
+  double decode_tokens_per_s = 0;   // and generated tokens after
+  bool shares_cores = false;        // more devices than the calibrated machine has cores for
   double tokens_per_s = 0;
   double tokens_per_s_per_device = 0;
   double cost_per_million_tokens = 0;

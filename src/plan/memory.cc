@@ -53,7 +53,7 @@ std::vector<MemoryAccount> InferenceMemory(const Context& context, const Layout&
                                            double sequences, double tokens, double chunk_rows) {
   const cost::ModelProfile& model = *context.model;
   const cost::Sharding sharding = layout.sharding();
-  cost::Formats formats{layout.precision, layout.kv_precision};
+  const cost::Formats formats = layout.formats();
   std::vector<MemoryAccount> ranks(static_cast<size_t>(layout.pp));
   const std::vector<int32_t> starts = Starts(layout.cut);
   std::vector<double> working(ranks.size(), 0);

@@ -21,15 +21,11 @@ Json Bytes(double value) {
 }
 
 Json MemoryJson(const MemoryAccount& m) {
-  return Json{{"weights_bytes", Bytes(m.weights)},
-              {"kv_bytes", Bytes(m.kv)},
-              {"activations_bytes", Bytes(m.activations)},
-              {"gradients_bytes", Bytes(m.gradients)},
-              {"optimizer_bytes", Bytes(m.optimizer)},
-              {"workspace_bytes", Bytes(m.workspace)},
-              {"peak_bytes", Bytes(m.peak())},
-              {"capacity_bytes", Bytes(m.capacity)},
-              {"reserve_bytes", Bytes(m.reserve)}};
+  return Json{{"weights_bytes", Bytes(m.weights)},         {"kv_bytes", Bytes(m.kv)},
+              {"activations_bytes", Bytes(m.activations)}, {"gradients_bytes", Bytes(m.gradients)},
+              {"optimizer_bytes", Bytes(m.optimizer)},     {"workspace_bytes", Bytes(m.workspace)},
+              {"messages_bytes", Bytes(m.messages)},       {"peak_bytes", Bytes(m.peak())},
+              {"capacity_bytes", Bytes(m.capacity)},       {"reserve_bytes", Bytes(m.reserve)}};
 }
 
 std::string Wrap(const std::string& text, size_t width, const std::string& indent) {
@@ -155,6 +151,9 @@ Json PlanJson(const Plan& p) {
   j["mfu"] = Number(p.mfu);
   j["ttft_s"] = Number(p.ttft_s);
   j["tpot_s"] = Number(p.tpot_s);
+  j["prefill_tokens_per_s"] = Number(p.prefill_tokens_per_s);
+  j["decode_tokens_per_s"] = Number(p.decode_tokens_per_s);
+  j["shares_cores"] = p.shares_cores;
   j["tokens_per_s"] = Number(p.tokens_per_s);
   j["tokens_per_s_per_device"] = Number(p.tokens_per_s_per_device);
   j["cost_per_million_tokens"] = Number(p.cost_per_million_tokens);

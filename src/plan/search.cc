@@ -142,6 +142,9 @@ bool Searcher::SetFixedCut(Layout& layout) const {
 }
 
 std::vector<int64_t> Searcher::TensorParallel() const {
+  if (context_.system->engine) {
+    return Or(fixed_.tp, {1});  // this project's engine divides models into stages only
+  }
   std::vector<int64_t> out;
   const int64_t domain = context_.system->domain();
   for (const int64_t d :
@@ -174,7 +177,7 @@ bool Searcher::TooHeavy(const Layout& layout) {
   if (!options_.prune) {
     return false;
   }
-  const cost::Formats formats{layout.precision, layout.kv_precision};
+  const cost::Formats formats = layout.formats();
   double bytes = 0;
   if (context_.workload->mode == Mode::kInference) {
     for (const int32_t c : context_.model->class_of) {
@@ -209,6 +212,7 @@ void Searcher::InferenceOf(int64_t tp, int64_t pp, InferencePricer& pricer) {
     layout.replicas_outermost = true;
     layout.precision = fixed_.precision.value_or(w.precision);
     layout.kv_precision = fixed_.kv_precision.value_or(w.kv_precision);
+    layout.as_stored = w.as_stored && !fixed_.precision;
     layout.chunks = fixed_.chunks.value_or(1);
     layout.cp = fixed_.cp.value_or(1);
     layout.sequence_parallel = fixed_.sequence_parallel.value_or(false);
@@ -217,7 +221,7 @@ void Searcher::InferenceOf(int64_t tp, int64_t pp, InferencePricer& pricer) {
       layout.ep = ep;
       // As many groups as stages; one more where hops leave room in the ring.
       std::vector<int64_t> groups = {pp};
-      if (pp > 1) {
+      if (pp > 1 && !context_.system->engine) {
         groups.push_back(pp + 1);
       }
       for (const int64_t g : groups) {

@@ -61,6 +61,7 @@ Result<InferenceWorkload> ReadInference(const TomlTable& table) {
   w.sequences = std::floor(w.sequences);
   PENSTOCK_TRY_ASSIGN(w.max_ttft_s, table.NumberOr("max_ttft_s", 0, 0, 1e9));
   PENSTOCK_TRY_ASSIGN(w.max_tpot_s, table.NumberOr("max_tpot_s", 0, 0, 1e9));
+  w.precision_given = table.Has("precision");
   PENSTOCK_TRY_ASSIGN(w.precision, ReadPrecision(table, "precision", hw::Precision::kBf16));
   PENSTOCK_TRY_ASSIGN(w.kv_precision, ReadPrecision(table, "kv_precision", hw::Precision::kBf16));
   return w;

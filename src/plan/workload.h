@@ -34,6 +34,8 @@ struct InferenceWorkload {
   double max_tpot_s = 0;
   hw::Precision precision = hw::Precision::kBf16;
   hw::Precision kv_precision = hw::Precision::kBf16;
+  bool precision_given = false;  // by the workload's file or a flag, not by default
+  bool as_stored = false;        // matrices in the types of the model's file
 
   bool arrivals() const { return requests_per_s > 0; }
 };

@@ -97,6 +97,7 @@ Result<std::unique_ptr<Engine>> Engine::Start(const ModelBundle& bundle, const R
   std::unique_ptr<Engine> engine(new Engine(bundle, Resolved(options, on_machine)));
   PENSTOCK_TRY_ASSIGN(auto device, MakeDevice(engine->options_));
   engine->device_description_ = device->Description();
+  engine->instruction_set_ = device->InstructionSet();
   PENSTOCK_TRY_ASSIGN(engine->setup_,
                       MakeRunSetup(bundle, engine->options_, demand, on_machine, across, *device));
   if (engine->setup_.ranks() != ranks) {

@@ -44,6 +44,13 @@ class Engine {
 
   const std::string& device() const { return device_description_; }
 
+  const std::string& instruction_set() const { return instruction_set_; }
+
+  // Per stage.
+  int threads() const { return options_.threads; }
+
+  bool across_processes() const { return channels_[0]->across_processes(); }
+
   // Gives the sequence's number. `room`: positions to set pages aside for (a conversation), 0: what
   // this prompt needs.
   Result<int32_t> Admit(std::span<const int32_t> prompt, int64_t max_new,
@@ -84,6 +91,7 @@ class Engine {
   RunOptions options_;
   RunSetup setup_;
   std::string device_description_;
+  std::string instruction_set_;
   MemoryAccount setup_account_;
   std::vector<std::unique_ptr<MemoryAccount>>
       accounts_;  // outlive the channels, which hold buffers of them

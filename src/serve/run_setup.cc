@@ -5,6 +5,8 @@
 
 #include "base/file.h"
 #include "base/units.h"
+#include "cost/profile.h"
+#include "plan/serving_rules.h"
 #include "serve/control.h"
 #include "serve/serving_schedule.h"
 
@@ -12,93 +14,7 @@ namespace penstock::serve {
 namespace {
 
 constexpr int64_t kDefaultContext = 4096;
-constexpr int64_t kMaxChunk = 512;
-constexpr int64_t kMinChunk = 32;
 constexpr int64_t kScoreRows = 64;  // rows per step when every row yields logits
-
-// Decode at this many positions is what the cut is balanced for.
-constexpr double kTypicalPositions = 512;
-// Multiply-adds of a matrix product that take as long as one element of a norm, rotation or
-// activation.
-constexpr double kElementCost = 64;
-
-double TensorWork(const model::Graph& graph, const model::Op& op) {
-  double work = 0;
-  for (const TensorId id : model::TensorsOf(op)) {
-    const model::WeightTensor& tensor = graph.tensor(id);
-    double elements = 1;
-    for (const int64_t n : tensor.shape) {
-      elements *= static_cast<double>(n);
-    }
-    if (tensor.routed_expert) {
-      const auto& moe = std::get<model::MoeOp>(op.params);
-      elements *= static_cast<double>(moe.chosen) / static_cast<double>(moe.up.size());
-    }
-    work += elements;
-  }
-  return work;
-}
-
-// Work of a row that looks back one position.
-double AttentionWork(const model::AttentionOp& attention) {
-  return static_cast<double>(attention.heads * (attention.head_dim + attention.value_dim));
-}
-
-// Relative time of each layer in steady decode, in multiply-adds per row: matrices, attention, and
-// the elements that everything else writes. Reading a row of the embedding costs next to nothing.
-std::vector<double> LayerTimes(const model::Graph& graph) {
-  std::vector<double> times(graph.layers.size(), 1.0);
-  for (const model::Op& op : graph.ops) {
-    double work = 0;
-    if (std::holds_alternative<model::EmbedOp>(op.params)) {
-      continue;
-    }
-    if (const auto* attention = std::get_if<model::AttentionOp>(&op.params)) {
-      const double seen =
-          attention->window > 0
-              ? std::min<double>(kTypicalPositions, static_cast<double>(attention->window))
-              : kTypicalPositions;
-      work = AttentionWork(*attention) * seen;
-    } else {
-      work = TensorWork(graph, op);
-    }
-    if (!std::holds_alternative<model::LinearOp>(op.params)) {
-      work += kElementCost * static_cast<double>(graph.value(op.outputs[0]).width);
-    }
-    times[static_cast<size_t>(op.layer.value())] += work;
-  }
-  return times;
-}
-
-// Work of a row that looks back one position, over the work of a row by itself: attention's
-// multiply-adds against the matrices'.
-double AttentionShare(const model::Graph& graph) {
-  double per_position = 0;
-  double per_row = 0;
-  for (const model::Op& op : graph.ops) {
-    if (const auto* attention = std::get_if<model::AttentionOp>(&op.params);
-        attention != nullptr && attention->window == 0) {
-      per_position += AttentionWork(*attention);
-    }
-  }
-  for (const model::Op& op : graph.ops) {
-    per_row += std::holds_alternative<model::EmbedOp>(op.params) ? 0.0 : TensorWork(graph, op);
-  }
-  return per_position / per_row;
-}
-
-// Chunks of a prompt: enough of them to keep the stages busy, none so small that its fixed cost
-// shows.
-int64_t ChunkFor(int64_t longest_prompt, int32_t stages, int64_t sequences) {
-  if (stages == 1 || sequences >= 2 * stages) {
-    return std::clamp<int64_t>(longest_prompt, kMinChunk, kMaxChunk);
-  }
-  // c chunks of n/c tokens take (c + S - 1) / c of the time of one stage's share; 4 per stage
-  // leaves a fifth idle at S = 2.
-  const int64_t wanted = (longest_prompt + 4 * stages - 1) / (4 * stages);
-  return std::clamp<int64_t>(wanted, std::min<int64_t>(64, std::max<int64_t>(longest_prompt, 1)),
-                             kMaxChunk);
-}
 
 Result<model::Partition> Cut(const model::Graph& graph, const RunOptions& options, int64_t stages) {
   if (!options.cut.empty()) {
@@ -110,7 +26,7 @@ Result<model::Partition> Cut(const model::Graph& graph, const RunOptions& option
                      "head), wanted 1 to {}",
                      stages, graph.num_layers(), graph.num_layers() - 2, graph.num_layers());
   }
-  return model::CutBalanced(LayerTimes(graph), stages);
+  return model::CutBalanced(cost::DecodeWork(graph), stages);
 }
 
 runtime::StateSpec StateFor(const model::Graph& graph, const RunOptions& options,
@@ -242,10 +158,9 @@ Result<RunSetup> MakeRunSetup(const ModelBundle& bundle, const RunOptions& optio
   PENSTOCK_TRY_ASSIGN(setup.partition, Cut(graph, options, stages));
   PENSTOCK_TRY_ASSIGN(setup.context, ContextOf(bundle.model.config, options.context));
   setup.groups = static_cast<int32_t>(options.groups > 0 ? options.groups : stages);
-  setup.attention_share = AttentionShare(graph);
+  setup.attention_share = cost::AttentionShare(graph);
   const bool every_row = demand.mode != HeadMode::kSample;
-  const int64_t chunk =
-      ChunkFor(demand.longest_prompt, static_cast<int32_t>(stages), demand.sequences);
+  const int64_t chunk = plan::PrefillChunk(demand.longest_prompt, stages, demand.sequences);
   setup.prefill_chunk = options.prefill_chunk > 0
                             ? options.prefill_chunk
                             : (every_row ? std::min(chunk, kScoreRows) : chunk);

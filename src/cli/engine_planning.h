@@ -1,0 +1,49 @@
+// What planning needs to know of the engine: how it would hold a model's matrices, what its arenas
+// would take, and what a run is foretold on the calibrated machine.
+
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "cost/profile.h"
+#include "hw/system.h"
+#include "plan/context.h"
+#include "plan/serving_sim.h"
+#include "serve/engine.h"
+
+namespace penstock::cli {
+
+// Where `calibrate` writes and where `run` and `bench` look: $PENSTOCK_SYSTEM, else
+// penstock/system.toml in $XDG_CONFIG_HOME, else in ~/.config. "" where there is no home.
+std::string CalibratedPath();
+
+// Types of the matrices under `rule`; with a device also the bytes that packing gives.
+cost::HeldTensors HeldBy(const model::Graph& graph, const runtime::WeightRule& rule,
+                         const kernels::Device* device);
+
+// The type that most of the matrices' elements are held in.
+hw::Precision MainPrecision(const model::Graph& graph, const runtime::WeightRule& rule);
+
+// The account of the engine's arenas for any layout of this model, from its headers. `prompt` and
+// `output` tokens per sequence. The bundle and the device must outlive it.
+plan::EngineMemory ArenasOf(const serve::ModelBundle& bundle, const kernels::Device& device,
+                            int64_t prompt, int64_t output, bool across_processes);
+
+struct Foretold {
+  std::optional<plan::ServingForecast> forecast;
+  std::string system;  // the file
+  std::string why;     // there is none
+};
+
+// Before a run starts: from the calibrated system file, if there is one for this instruction set.
+Foretold Foretell(const serve::ModelBundle& bundle, const serve::Engine& engine,
+                  const std::vector<plan::Request>& requests);
+
+// "planned" of run and bench.
+Json ForetoldJson(const Foretold& foretold);
+
+}  // namespace penstock::cli

@@ -1,0 +1,165 @@
+#include "plan/serving_sim.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/config_path.h"
+#include "base/json.h"
+#include "model/config.h"
+
+namespace penstock::plan {
+namespace {
+
+cost::ModelProfile Profile(const char* name) {
+  const auto json = ReadJsonFile(FindConfig("models", "json", name).value());
+  const auto built = model::BuildModel(json.value(), name);
+  return cost::BuildProfile(built->graph, name, "").value();
+}
+
+hw::Curve Line(double at_one, double per_row) {
+  return hw::Curve::Make({{1, at_one}, {512, at_one + 511 * per_row}}, hw::Curve::Scale::kLinear,
+                         "test")
+      .value();
+}
+
+// One product shape; nothing but products takes time.
+hw::Engine Machine(int64_t cores) {
+  hw::Engine e;
+  e.cores = cores;
+  hw::ProductTable table;
+  table.weights = hw::Precision::kBf16;
+  table.outputs = 1000;
+  table.inputs = 1000;
+  table.alone_s = Line(1e-5, 1e-6);
+  table.together_s = Line(1e-5, 1e-6);
+  e.products.push_back(table);
+  hw::AttentionTable attention;
+  attention.pair_alone_s = hw::Curve(1e-18);
+  attention.pair_together_s = hw::Curve(1e-18);
+  e.attention.push_back(attention);
+  return e;
+}
+
+ServingQuestion Ask(const cost::ModelProfile& model, const hw::Engine& engine,
+                    std::vector<int32_t> units, int64_t sequences, int64_t output) {
+  ServingQuestion q;
+  q.model = &model;
+  q.engine = &engine;
+  q.units = std::move(units);
+  const auto stages = static_cast<int32_t>(q.units.size());
+  q.rules = {stages, 64 + sequences, 64, 0};
+  q.requests.assign(static_cast<size_t>(sequences), {64, output});
+  return q;
+}
+
+TEST(ServingSim, OneStageTakesTheSumOfItsSteps) {
+  const cost::ModelProfile model = Profile("smollm2-135m");
+  const hw::Engine engine = Machine(1);
+  const ServingForecast f = ForecastServing(Ask(model, engine, {32}, 1, 9));
+  double decode = 0;
+  double prefill = 0;
+  for (int32_t l = 0; l < model.num_layers(); ++l) {
+    decode += cost::EngineRowsSeconds(model.layer(l), 1, 1, {}, {}, engine).alone_s;
+    prefill += cost::EngineRowsSeconds(model.layer(l), 64, 1, {}, {}, engine).alone_s;
+  }
+  EXPECT_NEAR(f.prefill_s, prefill, 1e-9 + 1e-6 * prefill);
+  EXPECT_NEAR(f.decode_s, 8 * decode, 1e-6 * decode);
+  EXPECT_EQ(f.decode_tokens, 8);
+  EXPECT_FALSE(f.shares_cores);
+}
+
+TEST(ServingSim, OneSequenceGainsNothingFromStages) {
+  const cost::ModelProfile model = Profile("smollm2-135m");
+  const hw::Engine engine = Machine(4);
+  const ServingForecast one = ForecastServing(Ask(model, engine, {32}, 1, 33));
+  const ServingForecast four = ForecastServing(Ask(model, engine, {9, 8, 8, 7}, 1, 33));
+  EXPECT_NEAR(four.tpot_s, one.tpot_s, 1e-6 * one.tpot_s);
+}
+
+TEST(ServingSim, FullGroupsAreLimitedByTheSlowestStage) {
+  const cost::ModelProfile model = Profile("smollm2-135m");
+  const hw::Engine engine = Machine(4);
+  const ServingQuestion q = Ask(model, engine, {16, 16}, 2, 65);
+  const ServingForecast f = ForecastServing(q);
+  double slowest = 0;
+  for (const auto& [first, end] : {std::pair{0, 16}, {16, 32}}) {
+    cost::EngineStage stage(model, first, end, {}, engine);
+    slowest = std::max(slowest, stage.Seconds(1, 1, {}).alone_s);
+  }
+  // Two groups of one sequence: a lap is two passes of the slowest stage.
+  EXPECT_NEAR(f.tpot_s, 2 * slowest, 0.1 * slowest);  // and the prompt of the other
+}
+
+TEST(ServingSim, DevicesBeyondTheCoresShareThem) {
+  const cost::ModelProfile model = Profile("smollm2-135m");
+  const hw::Engine wide = Machine(4);
+  const hw::Engine narrow = Machine(2);
+  const ServingForecast own = ForecastServing(Ask(model, wide, {9, 8, 8, 7}, 4, 65));
+  const ServingForecast shared = ForecastServing(Ask(model, narrow, {9, 8, 8, 7}, 4, 65));
+  EXPECT_FALSE(own.shares_cores);
+  EXPECT_TRUE(shared.shares_cores);
+  double work = 0;
+  for (const double s : own.busy_s) {
+    work += s;
+  }
+  EXPECT_GE(shared.end_s, 0.999 * work / 2);  // no more than two cores' worth
+  EXPECT_LT(shared.end_s, 1.35 * work / 2);
+  EXPECT_GT(shared.end_s, 1.2 * own.end_s);
+}
+
+TEST(ServingSim, MemoryThatIsSharedSlowsStagesOnlyWhileTheyRunTogether) {
+  const cost::ModelProfile model = Profile("smollm2-135m");
+  hw::Engine engine = Machine(2);
+  engine.products[0].together_s = Line(2e-5, 2e-6);
+  const ServingForecast alone = ForecastServing(Ask(model, engine, {16, 16}, 1, 33));
+  const ServingForecast together = ForecastServing(Ask(model, engine, {16, 16}, 2, 33));
+  // One sequence: one stage at a time, at full speed. Two: both always run, at half of it.
+  EXPECT_NEAR(together.tpot_s / alone.tpot_s, 2, 0.1);
+}
+
+TEST(ServingSim, LongOutputsAreSimulatedInPieces) {
+  const cost::ModelProfile model = Profile("smollm2-135m");
+  const hw::Engine engine = Machine(2);
+  const ServingForecast f = ForecastServing(Ask(model, engine, {16, 16}, 2, 1024));
+  const ServingForecast few = ForecastServing(Ask(model, engine, {16, 16}, 2, 128));
+  EXPECT_NEAR(f.decode_tokens_per_s() / few.decode_tokens_per_s(), 1, 0.05);
+  EXPECT_EQ(f.decode_tokens, 2 * 1023);
+  EXPECT_NEAR(f.decode_s, 1023 * f.tpot_s, 0.02 * f.decode_s);
+}
+
+TEST(ServingSim, AnEngineReadsBackAsItWasWritten) {
+  hw::Engine engine = Machine(2);
+  engine.operation = {1e-6, 2e-6};
+  engine.message_s = Line(1e-5, 1e-9);
+  engine.thread_speedup = {{2, 16, 1.9}};
+  const auto table = ParseToml(hw::FormatEngine(engine), "engine.toml");
+  ASSERT_TRUE(table.ok());
+  const auto read = hw::ReadEngine(table->Table("engine").value());
+  ASSERT_TRUE(read.ok()) << read.error().message;
+  EXPECT_EQ(read->cores, 2);
+  EXPECT_NEAR(read->ProductSeconds(hw::Precision::kBf16, 1000, 1000, 100).alone_s,
+              engine.ProductSeconds(hw::Precision::kBf16, 1000, 1000, 100).alone_s, 1e-9);
+  EXPECT_DOUBLE_EQ(read->Speedup(2, 20), 1.9);
+  EXPECT_DOUBLE_EQ(read->operation.together_s, 2e-6);
+}
+
+TEST(ServingSim, ProductsBetweenMeasuredShapesLieBetweenThem) {
+  hw::Engine engine = Machine(1);
+  hw::ProductTable slow = engine.products[0];
+  slow.outputs = 4000;
+  slow.inputs = 4000;
+  slow.alone_s = Line(16 * 4e-5, 16 * 4e-6);  // per weight four times as long
+  slow.together_s = slow.alone_s;
+  engine.products.push_back(slow);
+  const double per_weight =
+      engine.ProductSeconds(hw::Precision::kBf16, 2000, 2000, 1).alone_s / 4e6;
+  EXPECT_GT(per_weight, 1e-11);
+  EXPECT_LT(per_weight, 4e-11);
+  // Another type is priced as the nearest that was measured.
+  EXPECT_DOUBLE_EQ(engine.ProductSeconds(hw::Precision::kFp8, 2000, 2000, 1).alone_s,
+                   engine.ProductSeconds(hw::Precision::kBf16, 2000, 2000, 1).alone_s);
+}
+
+}  // namespace
+}  // namespace penstock::plan

@@ -1,0 +1,153 @@
+// calibrate, and what plan, run and bench make of its file.
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "support/engine_runs.h"
+#include "support/process.h"
+
+namespace penstock::testing {
+namespace {
+
+using Words = std::vector<std::string>;
+
+Json JsonOf(const Finished& done) {
+  EXPECT_EQ(done.status, 0) << done.err;
+  auto json = ParseJson(done.out, "standard output");
+  EXPECT_TRUE(json.ok()) << json.error().message;
+  return json.ok() ? std::move(json).value() : Json();
+}
+
+// One calibration for all tests of this file.
+class Calibrated : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = new TemporaryFolder();
+    file_ = folder_->path() + "/system.toml";
+    made_ =
+        RunPenstock({"calibrate", "--quick", "-m", TinyModelPath("llama3"), "-o", file_, "--json"});
+  }
+
+  static void TearDownTestSuite() {
+    delete folder_;
+    folder_ = nullptr;
+  }
+
+  static Words Environment() { return {"PENSTOCK_SYSTEM=" + file_}; }
+
+  inline static TemporaryFolder* folder_ = nullptr;
+  inline static std::string file_;
+  inline static Finished made_;
+};
+
+TEST_F(Calibrated, TheFileSaysWhatWasMeasuredWhenAndOnWhat) {
+  const Json json = JsonOf(made_);
+  EXPECT_EQ(json["system"], file_);
+  EXPECT_GT(json["memory_bytes_per_s"].get<double>(), 1e8);
+  EXPECT_GE(json["memory_together_bytes_per_s"].get<double>(), 1e8);
+  EXPECT_GT(json["message_s"].get<double>(), 0);
+  EXPECT_GT(json["peak_flops_per_s"]["int8"].get<double>(), 1e8);
+  const auto text = ReadFile(file_);
+  ASSERT_TRUE(text.ok());
+  for (const char* word : {"provenance = \"penstock", "UTC", "instruction_set",
+                           "[[engine.product]]", "[[engine.attention]]", "message_s", "step_s"}) {
+    EXPECT_NE(text->find(word), std::string::npos) << word;
+  }
+}
+
+TEST_F(Calibrated, RunAndBenchPrintPlannedBesideMeasured) {
+  const std::string model = TinyModelPath("llama3");
+  const Json run = JsonOf(RunPenstock({"run", "-m", model, "--tokens", "1,2,3", "-n", "5",
+                                       "--greedy", "--ignore-eos", "--threads", "1", "--json"},
+                                      "", Environment()));
+  EXPECT_GT(run["planned"]["prefill_tokens_per_s"].get<double>(), 0);
+  EXPECT_GT(run["planned"]["decode_tokens_per_s"].get<double>(), 0);
+  const Json bench = JsonOf(
+      RunPenstock({"bench", "-m", model, "--stages", "2", "--threads", "1", "--prompt-tokens", "8",
+                   "--generate", "4", "--sequences", "1,3", "--repeat", "1", "--json"},
+                  "", Environment()));
+  for (const Json& one : bench["runs"]) {
+    EXPECT_GT(one["planned"]["prefill_tokens_per_s"].get<double>(), 0);
+    EXPECT_GT(one["planned"]["decode_tokens_per_s"].get<double>(), 0);
+  }
+  // The same figures twice: they are no measurement.
+  const Json again = JsonOf(RunPenstock({"run", "-m", model, "--tokens", "1,2,3", "-n", "5",
+                                         "--greedy", "--ignore-eos", "--threads", "1", "--json"},
+                                        "", Environment()));
+  EXPECT_EQ(run["planned"], again["planned"]);
+  const Json without =
+      JsonOf(RunPenstock({"run", "-m", model, "--tokens", "1,2,3", "-n", "5", "--json"}, "",
+                         {"PENSTOCK_SYSTEM=/nowhere/system.toml"}));
+  EXPECT_TRUE(without["planned"]["prefill_tokens_per_s"].is_null());
+  EXPECT_NE(without["planned"]["why"].get<std::string>().find("calibrate"), std::string::npos);
+}
+
+TEST_F(Calibrated, PlannedMemoryIsThatOfRun) {
+  for (const std::string name : {"llama3", "gemma3", "qwen3_moe", "qwen2-window"}) {
+    for (const int stages : {1, 2, 3}) {
+      for (const char* weights : {"", "bf16", "int8"}) {
+        const std::string model = TinyModelPath(name);
+        const std::string precision =
+            std::string(weights).empty() ? "" : ",precision=" + std::string(weights);
+        const Json plan = JsonOf(RunPenstock(
+            {"plan", "--model", model, "--system", file_, "--devices", std::to_string(stages),
+             "--fix", "tp=1,dp=1,pp=" + std::to_string(stages) + precision, "-W", "sequences=3",
+             "-W", "prompt_tokens=20", "-W", "output_tokens=7", "--json"}));
+        ASSERT_FALSE(plan["plans"].empty()) << name;
+        Words flags = {"bench",
+                       "-m",
+                       model,
+                       "--stages",
+                       std::to_string(stages),
+                       "--threads",
+                       "1",
+                       "--prompt-tokens",
+                       "20",
+                       "--generate",
+                       "7",
+                       "--sequences",
+                       "3",
+                       "--repeat",
+                       "1",
+                       "--json"};
+        if (*weights != '\0') {
+          flags.insert(flags.end(), {"--weights", weights});
+        }
+        const Json bench = JsonOf(RunPenstock(flags));
+        const Json& ranks = plan["plans"][0]["memory_per_rank"];
+        const Json& run = bench["runs"][0]["stages"];
+        ASSERT_EQ(ranks.size(), run.size());
+        for (size_t r = 0; r < ranks.size(); ++r) {
+          for (const char* key : {"weights_bytes", "kv_bytes", "activations_bytes",
+                                  "workspace_bytes", "messages_bytes", "peak_bytes"}) {
+            EXPECT_EQ(ranks[r][key], run[r]["planned_memory"][key])
+                << name << " stages " << stages << " " << weights << " rank " << r << " " << key;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Calibrated, LayoutsThatTheEngineDoesNotHaveAreNotPlanned) {
+  const Json plan = JsonOf(RunPenstock({"plan", "--model", TinyModelPath("llama3"), "--system",
+                                        file_, "--devices", "2", "-W", "sequences=4", "--json"}));
+  for (const Json& one : plan["plans"]) {
+    EXPECT_EQ(one["tp"], 1);
+    EXPECT_GT(one["decode_tokens_per_s"].get<double>(), 0);
+  }
+}
+
+TEST(Calibrate, RefusesMoreThreadsThanCores) {
+  const Finished done = RunPenstock({"calibrate", "--threads", "4096", "-o", "/dev/null"});
+  EXPECT_EQ(done.status, 2);
+  EXPECT_NE(done.err.find("cores"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace penstock::testing
