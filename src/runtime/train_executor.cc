@@ -146,10 +146,8 @@ TrainUnit::Sizes TrainExecutor::SizesOf(int32_t unit) const {
   const int64_t begin = SliceBegin(shape.rows, slice, slices);
   const int64_t end = SliceBegin(shape.rows, slice + 1, slices);
   TrainUnit::Sizes sizes{end - begin, std::min(shape.counted, end - begin), shape.rows};
-  if (data_ != nullptr) {
-    const std::vector<int32_t>& targets = data_->micro_batches[j].targets;
-    sizes.selected = std::count_if(targets.begin() + begin, targets.begin() + end,
-                                   [](int32_t target) { return target >= 0; });
+  if (!shape.counted_in_slice.empty()) {
+    sizes.selected = shape.counted_in_slice[static_cast<size_t>(slice)];
   }
   return sizes;
 }

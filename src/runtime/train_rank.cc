@@ -202,13 +202,13 @@ class TrainRankImpl final : public TrainRank {
 
   Result<StepResult> RunStep(const StepData& data, StepEnd* end) override {
     PENSTOCK_TRY(CheckData(spec_, data, spec_.schedule->micro_batches, !spec_.forward_only));
-    return train_->Run(ShapesOf(data), &data, end);
+    return train_->Run(AllShapes(data), &data, end);
   }
 
   Result<StepResult> RunEval(const StepData& data) override {
     PENSTOCK_CHECK(eval_ != nullptr, "the spec has a schedule for evaluation");
     PENSTOCK_TRY(CheckData(spec_, data, spec_.eval_schedule->micro_batches, false));
-    return eval_->Run(ShapesOf(data), &data, nullptr);
+    return eval_->Run(AllShapes(data), &data, nullptr);
   }
 
   bool holds_head() const override {
@@ -219,10 +219,10 @@ class TrainRankImpl final : public TrainRank {
  private:
   int32_t FirstChannel() const { return facts_->replica * spec_.schedule->num_ranks(); }
 
-  const std::vector<MicroBatchShape>& ShapesOf(const StepData& data) {
+  const std::vector<MicroBatchShape>& AllShapes(const StepData& data) {
     shapes_.clear();
     for (const MicroBatchData& batch : data.micro_batches) {
-      shapes_.push_back({batch.rows(), batch.counted()});
+      shapes_.push_back(ShapeOf(batch, spec_.schedule->slices));
     }
     return shapes_;
   }
@@ -301,6 +301,17 @@ class TrainRankImpl final : public TrainRank {
 
 int64_t MicroBatchData::counted() const {
   return std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
+}
+
+MicroBatchShape ShapeOf(const MicroBatchData& data, int32_t slices) {
+  MicroBatchShape shape{data.rows(), data.counted(), {}};
+  for (int32_t k = 0; k < slices; ++k) {
+    shape.counted_in_slice.push_back(
+        std::count_if(data.targets.begin() + SliceBegin(data.rows(), k, slices),
+                      data.targets.begin() + SliceBegin(data.rows(), k + 1, slices),
+                      [](int32_t target) { return target >= 0; }));
+  }
+  return shape;
 }
 
 Result<std::unique_ptr<TrainRank>> TrainRank::Create(const TrainSpec& spec, comm::Channel& channel,

@@ -75,8 +75,12 @@ struct StepData {
 // What planning needs to know of a micro-batch.
 struct MicroBatchShape {
   int64_t rows = 0;
-  int64_t counted = 0;  // rows that get logits
+  int64_t counted = 0;                         // rows that get logits
+  std::vector<int64_t> counted_in_slice = {};  // of each sequence slice; empty: as many as can be
 };
+
+// The shape of a micro-batch that is known, for a schedule with this many slices.
+MicroBatchShape ShapeOf(const MicroBatchData& data, int32_t slices);
 
 // ---- What is fixed for a run ----
 
