@@ -54,6 +54,9 @@ struct GemmArgs {
   int64_t rows = 0;
   const std::byte* w = nullptr;  // panels
   int64_t groups = 0;
+  // Only groups [first_group, first_group + some_groups), which are all that `a` holds; 0: all.
+  int64_t first_group = 0;
+  int64_t some_groups = 0;
   int64_t columns = 0;                  // output features
   const float* row_scale = nullptr;     // int8: per activation row
   const float* scale = nullptr;         // int8: per output feature, padded to strips

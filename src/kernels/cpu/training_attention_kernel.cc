@@ -38,6 +38,13 @@ struct SmallProduct {
   bool accumulate;
 };
 
+// What a mask leaves of a product: in row i, columns or steps [i + first, i + last] count; the
+// others may be passed over, since they add nothing or are masked later.
+struct Band {
+  int64_t first;
+  int64_t last;
+};
+
 // Registers: 32 with 512 bits, 16 otherwise.
 inline constexpr int kProductRows = 6;
 inline constexpr int kProductVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
@@ -45,7 +52,8 @@ inline constexpr int kProductVectors = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 // Rows [i, i + kRows) and kVectors vectors from column j on; with kMasked the one vector is cut at
 // n.
 template <int kRows, int kVectors, bool kMasked>
-HWY_INLINE void ProductTile(const SmallProduct& p, int64_t i, int64_t j) {
+HWY_INLINE void ProductTile(const SmallProduct& p, int64_t i, int64_t j, int64_t k_begin,
+                            int64_t k_end) {
   static_assert(!kMasked || kVectors == 1);
   const DF d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -60,9 +68,9 @@ HWY_INLINE void ProductTile(const SmallProduct& p, int64_t i, int64_t j) {
       sum[r][v] = p.accumulate ? load(p.c + (i + r) * p.c_row + j + v * lanes) : hn::Zero(d);
     }
   }
-  const float* HWY_RESTRICT a = p.a + i * p.a_row;
-  const float* HWY_RESTRICT b = p.b + j;
-  for (int64_t k = 0; k < p.k; ++k, a += p.a_step, b += p.b_row) {
+  const float* HWY_RESTRICT a = p.a + i * p.a_row + k_begin * p.a_step;
+  const float* HWY_RESTRICT b = p.b + j + k_begin * p.b_row;
+  for (int64_t k = k_begin; k < k_end; ++k, a += p.a_step, b += p.b_row) {
     VF x[kVectors];
     PENSTOCK_UNROLL
     for (int v = 0; v < kVectors; ++v) {
@@ -91,41 +99,93 @@ HWY_INLINE void ProductTile(const SmallProduct& p, int64_t i, int64_t j) {
   }
 }
 
-template <int kRows>
-HWY_INLINE void ProductRows(const SmallProduct& p, int64_t i, int64_t rows) {
-  if (rows < kRows) {
-    if constexpr (kRows > 1) {
-      ProductRows<kRows - 1>(p, i, rows);
-    }
-    return;
-  }
+// Columns [j, end) of a tile's rows in whole vectors, kVectors or fewer at a time; returns where it
+// stopped.
+template <int kRows, int kVectors>
+HWY_INLINE int64_t ProductColumns(const SmallProduct& p, int64_t i, int64_t j, int64_t end,
+                                  int64_t k_begin, int64_t k_end) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(DF()));
-  int64_t j = 0;
-  for (; j + kProductVectors * lanes <= p.n; j += kProductVectors * lanes) {
-    ProductTile<kRows, kProductVectors, false>(p, i, j);
+  for (; j + kVectors * lanes <= end; j += kVectors * lanes) {
+    ProductTile<kRows, kVectors, false>(p, i, j, k_begin, k_end);
   }
-  for (; j + lanes <= p.n; j += lanes) {
-    ProductTile<kRows, 1, false>(p, i, j);
-  }
-  if (j < p.n) {
-    ProductTile<kRows, 1, true>(p, i, j);
+  if constexpr (kVectors > 1) {
+    return ProductColumns<kRows, kVectors - 1>(p, i, j, end, k_begin, k_end);
+  } else {
+    return j;
   }
 }
 
-void Multiply(const SmallProduct& p) {
-  const int64_t tiles = (p.m + kProductRows - 1) / kProductRows;
-  for (int64_t t = 0; t < tiles; ++t) {
-    const int64_t begin = p.m * t / tiles;
-    ProductRows<kProductRows>(p, begin, p.m * (t + 1) / tiles - begin);
+template <int kRows>
+HWY_INLINE void ProductRows(const SmallProduct& p, int64_t i, int64_t rows, int64_t j_begin,
+                            int64_t j_end, int64_t k_begin, int64_t k_end) {
+  if (rows < kRows) {
+    if constexpr (kRows > 1) {
+      ProductRows<kRows - 1>(p, i, rows, j_begin, j_end, k_begin, k_end);
+    }
+    return;
+  }
+  const int64_t j = ProductColumns<kRows, kProductVectors>(p, i, j_begin, j_end, k_begin, k_end);
+  if (j < j_end) {
+    ProductTile<kRows, 1, true>(p, i, j, k_begin, k_end);
   }
 }
+
+// `columns` and `steps`: what counts of c's columns and of the sum.
+void MultiplyBand(const SmallProduct& p, const Band& columns, const Band& steps) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(DF()));
+  const int64_t tiles = (p.m + kProductRows - 1) / kProductRows;
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t i = p.m * t / tiles;
+    const int64_t end = p.m * (t + 1) / tiles;
+    const auto whole = [&](int64_t j) { return (j + lanes - 1) / lanes * lanes; };
+    const int64_t j_begin = std::max<int64_t>(0, i + columns.first) / lanes * lanes;
+    const int64_t j_end = std::min(p.n, whole(std::max<int64_t>(0, end + columns.last)));
+    const int64_t k_begin = std::max<int64_t>(0, i + steps.first);
+    const int64_t k_end = std::min(p.k, end + steps.last);
+    ProductRows<kProductRows>(p, i, end - i, j_begin, j_end, k_begin, k_end);
+  }
+}
+
+inline constexpr Band kEverything = {-(int64_t{1} << 40), int64_t{1} << 40};
 
 // `count` rows of `columns` numbers as [columns][64]; zero beyond.
 void TransposeBlock(const float* from, int64_t row_stride, int64_t count, int64_t columns,
                     float* to) {
-  for (int64_t t = 0; t < kAttentionBlock; ++t) {
+  constexpr int64_t kBlock = kAttentionBlock;
+  int64_t done = 0;
+#if HWY_TARGET != HWY_SCALAR
+  // Four by four in 128 bits.
+  const hn::Full128<float> d;
+  const hn::Full128<double> d2;
+  const auto wide = [&](auto v) HWY_ATTR { return hn::BitCast(d2, v); };
+  const int64_t fours = columns / 4 * 4;
+  for (; done + 4 <= count; done += 4) {
+    const float* row = from + done * row_stride;
+    for (int64_t i = 0; i < fours; i += 4) {
+      const auto r0 = hn::LoadU(d, row + i);
+      const auto r1 = hn::LoadU(d, row + row_stride + i);
+      const auto r2 = hn::LoadU(d, row + 2 * row_stride + i);
+      const auto r3 = hn::LoadU(d, row + 3 * row_stride + i);
+      const auto t0 = wide(hn::InterleaveLower(d, r0, r1));
+      const auto t1 = wide(hn::InterleaveLower(d, r2, r3));
+      const auto u0 = wide(hn::InterleaveUpper(d, r0, r1));
+      const auto u1 = wide(hn::InterleaveUpper(d, r2, r3));
+      float* at = to + i * kBlock + done;
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, t0, t1)), d, at);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, t0, t1)), d, at + kBlock);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(d2, u0, u1)), d, at + 2 * kBlock);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(d2, u0, u1)), d, at + 3 * kBlock);
+    }
+    for (int64_t i = fours; i < columns; ++i) {
+      for (int64_t t = 0; t < 4; ++t) {
+        to[i * kBlock + done + t] = row[t * row_stride + i];
+      }
+    }
+  }
+#endif
+  for (int64_t t = done; t < kBlock; ++t) {
     for (int64_t i = 0; i < columns; ++i) {
-      to[i * kAttentionBlock + t] = t < count ? from[t * row_stride + i] : 0.0F;
+      to[i * kBlock + t] = t < count ? from[t * row_stride + i] : 0.0F;
     }
   }
 }
@@ -140,6 +200,17 @@ HWY_INLINE Seen SeenKeys(const AttentionParams& params, int64_t position, int64_
   const int64_t first = params.window > 0 ? position - params.window + 1 : 0;
   return {std::clamp<int64_t>(first - first_key, 0, kAttentionBlock),
           std::clamp<int64_t>(position + 1 - first_key, 0, kAttentionBlock)};
+}
+
+// Keys of the block that row i of a block of queries sees: i + first to i + last.
+HWY_INLINE Band BandOf(const AttentionParams& params, int64_t first_position, int64_t first_key) {
+  const int64_t last = first_position - first_key;
+  return {params.window > 0 ? last - params.window + 1 : kEverything.first, last};
+}
+
+// The same seen from the keys: rows of the block of queries that see key i.
+HWY_INLINE Band Transposed(const Band& band) {
+  return {-band.last, band.first == kEverything.first ? kEverything.last : -band.first};
 }
 
 HWY_INLINE auto InsideMask(DF d, int64_t t, Seen seen) {
@@ -162,34 +233,43 @@ struct Running {
 
 // Turns one query's products with a block of keys into weights, in place, and returns the factor of
 // what was summed before.
+template <bool kWhole>
 HWY_INLINE float SoftmaxStep(const AttentionParams& params, Seen seen, float* scores,
                              Running& running) {
   const DF d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  constexpr auto kLanes = static_cast<int64_t>(hn::MaxLanes(DF()));
+  constexpr int64_t kVectors = kAttentionBlock / kLanes;
   const float infinity = std::numeric_limits<float>::infinity();
   const VF scale = hn::Set(d, params.scale);
+  VF s[kVectors];
   VF most = hn::Set(d, running.most);
-  for (int64_t t = 0; t < kAttentionBlock; t += lanes) {
-    VF s = hn::Mul(hn::LoadU(d, scores + t), scale);
+  PENSTOCK_UNROLL
+  for (int64_t v = 0; v < kVectors; ++v) {
+    s[v] = hn::Mul(hn::LoadU(d, scores + v * kLanes), scale);
     if (params.soft_cap > 0) {
-      s = Capped(d, s, params.soft_cap);
+      s[v] = Capped(d, s[v], params.soft_cap);
     }
-    s = hn::IfThenElse(InsideMask(d, t, seen), s, hn::Set(d, -infinity));
-    hn::StoreU(s, d, scores + t);
-    most = hn::Max(most, s);
+    if (!kWhole) {
+      s[v] = hn::IfThenElse(InsideMask(d, v * kLanes, seen), s[v], hn::Set(d, -infinity));
+    }
+    most = hn::Max(most, s[v]);
   }
   const float now = hn::GetLane(hn::MaxOfLanes(d, most));
   // While everything was masked the maximum is -infinity; zero does instead.
   const float shift = now == -infinity ? 0.0F : now;
-  const float rescale = hn::GetLane(ExpNonPositive(d, hn::Set(d, running.most - shift)));
   const VF shifts = hn::Set(d, shift);
   VF sum = hn::Zero(d);
-  for (int64_t t = 0; t < kAttentionBlock; t += lanes) {
-    const VF weight = ExpNonPositive(d, hn::Sub(hn::LoadU(d, scores + t), shifts));
+  PENSTOCK_UNROLL
+  for (int64_t v = 0; v < kVectors; ++v) {
+    const VF weight = ExpNonPositive(d, hn::Sub(s[v], shifts));
     sum = hn::Add(sum, weight);
-    hn::StoreU(weight, d, scores + t);
+    hn::StoreU(weight, d, scores + v * kLanes);
   }
-  running.most = now;
+  float rescale = 1.0F;
+  if (now != running.most) {
+    rescale = hn::GetLane(ExpNonPositive(d, hn::Set(d, running.most - shift)));
+    running.most = now;
+  }
   running.sum = running.sum * rescale + hn::GetLane(hn::SumOfLanes(d, sum));
   return rescale;
 }
@@ -226,17 +306,25 @@ void ForwardBlock(const AttentionParams& params, const Segment& segment, const Q
       TransposeBlock(In(t.k, key_row) + kv_head * params.head_dim, t.k.row_stride(), keys,
                      params.head_dim, packed);
     }
-    Multiply({In(t.q, first_row) + queries.head * params.head_dim, t.q.row_stride(), 1, packed,
-              kAttentionBlock, scratch.scores(), kAttentionBlock, queries.rows, kAttentionBlock,
-              params.head_dim, false});
+    const Band band = BandOf(params, segment.keys_before + queries.row, first_key);
+    MultiplyBand({In(t.q, first_row) + queries.head * params.head_dim, t.q.row_stride(), 1, packed,
+                  kAttentionBlock, scratch.scores(), kAttentionBlock, queries.rows, kAttentionBlock,
+                  params.head_dim, false},
+                 band, kEverything);
     for (int64_t m = 0; m < queries.rows; ++m) {
       const Seen seen = SeenKeys(params, segment.keys_before + queries.row + m, first_key);
-      const float rescale =
-          SoftmaxStep(params, seen, scratch.scores() + m * kAttentionBlock, running[m]);
-      ScaleRow(sums + m * sums_row, sums_row, rescale);
+      const bool whole = seen.begin == 0 && seen.end == kAttentionBlock;
+      float* scores = scratch.scores() + m * kAttentionBlock;
+      const float rescale = whole ? SoftmaxStep<true>(params, seen, scores, running[m])
+                                  : SoftmaxStep<false>(params, seen, scores, running[m]);
+      if (rescale != 1.0F) {
+        ScaleRow(sums + m * sums_row, sums_row, rescale);
+      }
     }
-    Multiply({scratch.scores(), kAttentionBlock, 1, In(t.v, key_row) + kv_head * params.value_dim,
-              t.v.row_stride(), sums, sums_row, queries.rows, params.value_dim, keys, true});
+    MultiplyBand(
+        {scratch.scores(), kAttentionBlock, 1, In(t.v, key_row) + kv_head * params.value_dim,
+         t.v.row_stride(), sums, sums_row, queries.rows, params.value_dim, keys, true},
+        kEverything, band);
   }
   for (int64_t m = 0; m < queries.rows; ++m) {
     float* to = Out(t.out, first_row + m) + queries.head * params.value_dim;
@@ -251,8 +339,9 @@ void ForwardBlock(const AttentionParams& params, const Segment& segment, const Q
 
 // From products of a query with a block of keys (`scores`) and of its output's gradient with the
 // block's values (`slopes`): the weights and the gradients of the products, in place.
-HWY_INLINE void SoftmaxBack(const AttentionParams& params, Seen seen, float lse, float mean,
-                            float* scores, float* slopes) {
+template <bool kWhole>
+void SoftmaxBack(const AttentionParams& params, Seen seen, float lse, float mean, float* scores,
+                 float* slopes) {
   const DF d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const VF scale = hn::Set(d, params.scale);
@@ -289,22 +378,31 @@ void BackwardTile(const AttentionParams& params, const Segment& segment, const Q
   float* scores = scratch.scores();
   float* slopes = scratch.slopes();
   constexpr int64_t kBlock = kAttentionBlock;
-  Multiply({q, t.q.row_stride(), 1, scratch.keys() + first_key * head_dim, kBlock, scores, kBlock,
-            queries.rows, kBlock, head_dim, false});
-  Multiply({dout, t.dout.row_stride(), 1, scratch.values() + first_key * value_dim, kBlock, slopes,
-            kBlock, queries.rows, kBlock, value_dim, false});
+  const Band band = BandOf(params, segment.keys_before + queries.row, first_key);
+  const Band back = Transposed(band);
+  MultiplyBand({q, t.q.row_stride(), 1, scratch.keys() + first_key * head_dim, kBlock, scores,
+                kBlock, queries.rows, kBlock, head_dim, false},
+               band, kEverything);
+  MultiplyBand({dout, t.dout.row_stride(), 1, scratch.values() + first_key * value_dim, kBlock,
+                slopes, kBlock, queries.rows, kBlock, value_dim, false},
+               band, kEverything);
   for (int64_t m = 0; m < queries.rows; ++m) {
     const Seen seen = SeenKeys(params, segment.keys_before + queries.row + m, first_key);
-    SoftmaxBack(params, seen, In(t.lse, first_row + m)[queries.head], means[m], scores + m * kBlock,
-                slopes + m * kBlock);
+    const bool whole = seen.begin == 0 && seen.end == kBlock;
+    const auto step = whole ? SoftmaxBack<true> : SoftmaxBack<false>;
+    step(params, seen, In(t.lse, first_row + m)[queries.head], means[m], scores + m * kBlock,
+         slopes + m * kBlock);
   }
-  Multiply({scores, 1, kBlock, dout, t.dout.row_stride(), scratch.dv() + first_key * value_dim,
-            value_dim, keys, value_dim, queries.rows, true});
-  Multiply({slopes, 1, kBlock, q, t.q.row_stride(), scratch.dk() + first_key * head_dim, head_dim,
-            keys, head_dim, queries.rows, true});
-  Multiply({slopes, kBlock, 1, In(t.k, key_row) + kv_head * head_dim, t.k.row_stride(),
-            Out(t.dq, first_row) + queries.head * head_dim, t.dq.row_stride(), queries.rows,
-            head_dim, keys, !first});
+  MultiplyBand({scores, 1, kBlock, dout, t.dout.row_stride(), scratch.dv() + first_key * value_dim,
+                value_dim, keys, value_dim, queries.rows, true},
+               kEverything, back);
+  MultiplyBand({slopes, 1, kBlock, q, t.q.row_stride(), scratch.dk() + first_key * head_dim,
+                head_dim, keys, head_dim, queries.rows, true},
+               kEverything, back);
+  MultiplyBand({slopes, kBlock, 1, In(t.k, key_row) + kv_head * head_dim, t.k.row_stride(),
+                Out(t.dq, first_row) + queries.head * head_dim, t.dq.row_stride(), queries.rows,
+                head_dim, keys, !first},
+               kEverything, band);
 }
 
 void BackwardHead(const AttentionParams& params, const Segment& segment, int64_t head,

@@ -106,9 +106,14 @@ class CpuTraining final : public TrainingDevice {
                 });
   }
 
-  // out = x P + bias, where P is the packed image `panels` of `shape`.
+  // out = x P + bias, where P is the packed image `panels` of `shape`. At most `most_groups` groups
+  // are summed before they are added to `out`.
   void Product(const PackedShape& shape, const std::byte* panels, Tensor x, const float* bias,
-               int64_t bias_stride, Tensor out, Tensor workspace);
+               int64_t bias_stride, int64_t most_groups, Tensor out, Tensor workspace);
+
+  // Brings x into `args` as `layout` says.
+  void PackActivations(Tensor x, const ActivationLayout& layout, bool f32, Tensor workspace,
+                       GemmArgs& args);
 
   // Workspace of the products inside a mixture of experts. REQUIRES: the workspace is large enough.
   int64_t MoeProductBytes(const TrainMoeParams& params, Tensor x, Tensor workspace) const;

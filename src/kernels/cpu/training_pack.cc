@@ -116,36 +116,56 @@ HWY_INLINE Lane LaneOf(const PackedShape& shape, int64_t row, std::byte* panels)
   return {first, width * 64};
 }
 
+// 4 rows of one strip, or 16 that are one: a cache line of the image is written at one time.
 template <WeightType kType>
-void ForwardRows(Tensor source, const PackedShape& shape, int64_t first_row, std::byte* panels,
-                 RowRange rows) {
+HWY_INLINE void ForwardQuads(const float* in, int64_t row_stride, int64_t columns, int64_t quads,
+                             int64_t groups, Lane lane) {
   const DU d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   constexpr int64_t kGroup = kType == WeightType::kF32 ? 1 : 2;
-  const int64_t columns = source.columns();
+  for (int64_t c = 0, g = 0; c < columns; c += lanes * kGroup, g += lanes) {
+    const int64_t left = columns - c;
+    for (int64_t q = 0; q < quads; ++q) {
+      const float* from = in + 4 * q * row_stride + c;
+      const VU words[4] = {RowWords<kType>(d, from, left),
+                           RowWords<kType>(d, from + row_stride, left),
+                           RowWords<kType>(d, from + 2 * row_stride, left),
+                           RowWords<kType>(d, from + 3 * row_stride, left)};
+      StoreColumns(d, words, lane.first + g * lane.stride + 16 * q, lane.stride, groups - g);
+    }
+  }
+}
+
+template <WeightType kType>
+HWY_INLINE void ForwardOne(const float* in, int64_t columns, int64_t groups, Lane lane) {
+  const DU d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  constexpr int64_t kGroup = kType == WeightType::kF32 ? 1 : 2;
+  for (int64_t c = 0, g = 0; c < columns; c += lanes * kGroup, g += lanes) {
+    HWY_ALIGN uint32_t words[HWY_MAX_BYTES / 4];
+    hn::Store(RowWords<kType>(d, in + c, columns - c), d, words);
+    for (int64_t i = 0; i < std::min(lanes, groups - g); ++i) {
+      std::memcpy(lane.first + (g + i) * lane.stride, words + i, 4);
+    }
+  }
+}
+
+template <WeightType kType>
+void ForwardRows(Tensor source, const PackedShape& shape, int64_t first_row, std::byte* panels,
+                 RowRange rows) {
   for (int64_t r = rows.begin; r < rows.end;) {
-    const bool four = (first_row + r) % 4 == 0 && r + 4 <= rows.end;
+    const auto begins = [&](int64_t run) {
+      return (first_row + r) % run == 0 && r + run <= rows.end;
+    };
+    const int64_t run = begins(kStrip) ? kStrip : begins(4) ? 4 : 1;
     const Lane lane = LaneOf(shape, first_row + r, panels);
     const float* in = source.Row<float>(r).data();
-    const int64_t stride = source.row_stride();
-    for (int64_t c = 0, g = 0; c < columns; c += lanes * kGroup, g += lanes) {
-      const int64_t left = columns - c;
-      std::byte* to = lane.first + g * lane.stride;
-      if (four) {
-        const VU words[4] = {RowWords<kType>(d, in + c, left),
-                             RowWords<kType>(d, in + stride + c, left),
-                             RowWords<kType>(d, in + 2 * stride + c, left),
-                             RowWords<kType>(d, in + 3 * stride + c, left)};
-        StoreColumns(d, words, to, lane.stride, shape.groups() - g);
-      } else {
-        HWY_ALIGN uint32_t words[HWY_MAX_BYTES / 4];
-        hn::Store(RowWords<kType>(d, in + c, left), d, words);
-        for (int64_t i = 0; i < std::min(lanes, shape.groups() - g); ++i, to += lane.stride) {
-          std::memcpy(to, words + i, 4);
-        }
-      }
+    if (run == 1) {
+      ForwardOne<kType>(in, source.columns(), shape.groups(), lane);
+    } else {
+      ForwardQuads<kType>(in, source.row_stride(), source.columns(), run / 4, shape.groups(), lane);
     }
-    r += four ? 4 : 1;
+    r += run;
   }
 }
 

@@ -176,9 +176,14 @@ void LossBack(Tensor logits, std::span<const int32_t> targets, Tensor lse, float
     const float* p = In(logits, r);
     const VF shift = hn::Set(d, In(lse, r)[0]);
     // Not ExpNonPositive: rounding may leave a logit above its lse.
-    for (int64_t i = 0; i < logits.columns(); i += lanes) {
-      const int64_t n = std::min(lanes, logits.columns() - i);
-      StoreFirst(d, hn::Mul(Exp(d, hn::Sub(LoadFirst(d, p + i, n), shift)), f), to + i, n);
+    const auto gradient = [&](VF x) HWY_ATTR { return hn::Mul(Exp(d, hn::Sub(x, shift)), f); };
+    int64_t i = 0;
+    for (; i + lanes <= logits.columns(); i += lanes) {
+      hn::StoreU(gradient(hn::LoadU(d, p + i)), d, to + i);
+    }
+    if (i < logits.columns()) {
+      const int64_t n = logits.columns() - i;
+      StoreFirst(d, gradient(LoadFirst(d, p + i, n)), to + i, n);
     }
     to[target] -= factor;
   }
