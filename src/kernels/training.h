@@ -157,6 +157,34 @@ class TrainingDevice {
   virtual void DropoutBackward(Tensor dy, const DropoutKey& key, float rate, bool accumulate,
                                Tensor dx) = 0;
 
+  // ---- Reads over depth and multi-stream residuals; their forward operations are Device's ----
+
+  // Gradients of DepthRead: dsources[j] (+)= where accumulate[j]; an empty tensor: not wanted.
+  // factors [rows, 3 * sources] is written, for the weights' half: its first `sources` columns are
+  // the gradients of the scores over the sources' norms, then the norms' inverses, then the dot
+  // products of dy with the sources.
+  virtual void DepthReadBackwardInput(std::span<const Tensor> sources, Tensor query,
+                                      Tensor key_norm, float epsilon, Tensor dy,
+                                      std::span<const uint8_t> accumulate,
+                                      std::span<const Tensor> dsources, Tensor factors) = 0;
+  // dquery and, where key_norm is there, dkey_norm [1, columns] accumulate.
+  virtual void DepthReadBackwardWeight(std::span<const Tensor> sources, Tensor query,
+                                       Tensor key_norm, Tensor factors, Tensor dquery,
+                                       Tensor dkey_norm) = 0;
+  // Coefficients that depend on x (mix is there): dx (+)=. factors [rows, 2 * streams *
+  // (streams + 2)] is written, for the weights' half.
+  virtual void StreamWeightsBackwardInput(const StreamParams& params, Tensor x, Tensor dc,
+                                          bool accumulate, Tensor dx, Tensor factors) = 0;
+  // All accumulate; without mix only dbase [streams, streams + 2] is looked at.
+  virtual void StreamWeightsBackwardWeight(const StreamParams& params, Tensor x, Tensor dc,
+                                           Tensor factors, Tensor dbase, Tensor dmix, Tensor dnorm,
+                                           Tensor dscale) = 0;
+  virtual void StreamReadBackward(int64_t streams, Tensor x, Tensor c, Tensor dout,
+                                  bool accumulate_x, Tensor dx, bool accumulate_c, Tensor dc) = 0;
+  virtual void StreamWriteBackward(int64_t streams, Tensor x, Tensor c, Tensor y, Tensor dout,
+                                   bool accumulate_x, Tensor dx, bool accumulate_c, Tensor dc,
+                                   bool accumulate_y, Tensor dy) = 0;
+
   // ---- Attention inside a micro-batch: causal, block-diagonal over segments ----
 
   virtual int64_t TrainAttentionWorkspaceBytes(const AttentionParams& params, int64_t rows,

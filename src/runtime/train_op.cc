@@ -50,6 +50,16 @@ struct Maker {
 
   Made operator()(const model::SelectRowsOp&) const { return MakeSelectRows(op); }
 
+  Made operator()(const model::ConcatOp&) const { return MakeConcat(op); }
+
+  Made operator()(const model::DepthReadOp& p) const { return MakeDepthRead(op, p); }
+
+  Made operator()(const model::StreamWeightsOp& p) const { return MakeStreamWeights(op, p); }
+
+  Made operator()(const model::StreamReadOp& p) const { return MakeStreamRead(op, p); }
+
+  Made operator()(const model::StreamWriteOp& p) const { return MakeStreamWrite(op, p); }
+
   template <class Other>
   Made operator()(const Other&) const {
     return nullptr;

@@ -31,6 +31,14 @@ std::unique_ptr<TrainOp> MakeScale(const model::Op& op, const model::ScaleOp& pa
 std::unique_ptr<TrainOp> MakeSoftCap(const model::Op& op, const model::SoftCapOp& params);
 std::unique_ptr<TrainOp> MakeSelectRows(const model::Op& op);
 
+// train_ops_depth.cc
+std::unique_ptr<TrainOp> MakeConcat(const model::Op& op);
+std::unique_ptr<TrainOp> MakeDepthRead(const model::Op& op, const model::DepthReadOp& params);
+std::unique_ptr<TrainOp> MakeStreamWeights(const model::Op& op,
+                                           const model::StreamWeightsOp& params);
+std::unique_ptr<TrainOp> MakeStreamRead(const model::Op& op, const model::StreamReadOp& params);
+std::unique_ptr<TrainOp> MakeStreamWrite(const model::Op& op, const model::StreamWriteOp& params);
+
 // The kernels' name of an activation.
 kernels::Activation ConvertActivation(model::Activation activation);
 

@@ -57,6 +57,21 @@ class CpuTraining final : public TrainingDevice {
   void DropoutBackward(Tensor dy, const DropoutKey& key, float rate, bool accumulate,
                        Tensor dx) override;
 
+  void DepthReadBackwardInput(std::span<const Tensor> sources, Tensor query, Tensor key_norm,
+                              float epsilon, Tensor dy, std::span<const uint8_t> accumulate,
+                              std::span<const Tensor> dsources, Tensor factors) override;
+  void DepthReadBackwardWeight(std::span<const Tensor> sources, Tensor query, Tensor key_norm,
+                               Tensor factors, Tensor dquery, Tensor dkey_norm) override;
+  void StreamWeightsBackwardInput(const StreamParams& params, Tensor x, Tensor dc, bool accumulate,
+                                  Tensor dx, Tensor factors) override;
+  void StreamWeightsBackwardWeight(const StreamParams& params, Tensor x, Tensor dc, Tensor factors,
+                                   Tensor dbase, Tensor dmix, Tensor dnorm, Tensor dscale) override;
+  void StreamReadBackward(int64_t streams, Tensor x, Tensor c, Tensor dout, bool accumulate_x,
+                          Tensor dx, bool accumulate_c, Tensor dc) override;
+  void StreamWriteBackward(int64_t streams, Tensor x, Tensor c, Tensor y, Tensor dout,
+                           bool accumulate_x, Tensor dx, bool accumulate_c, Tensor dc,
+                           bool accumulate_y, Tensor dy) override;
+
   int64_t TrainAttentionWorkspaceBytes(const AttentionParams& params, int64_t rows,
                                        int64_t keys) const override;
   void AttentionForward(const AttentionParams& params, std::span<const Segment> segments, Tensor q,
