@@ -211,7 +211,9 @@ Result<std::vector<int32_t>> ParseIds(const std::string& text, const std::string
   return ids;
 }
 
-int RunModelVerb(const Verb& verb, const ModelFlags& flags, const ModelBody& body) {
+// The frame of a verb that may run under mpirun: `run` gets the channel, null without MPI.
+static int RunUnderMpi(const Verb& verb,
+                       const std::function<Result<>(std::unique_ptr<comm::Channel>)>& run) {
   std::unique_ptr<comm::Channel> channel;
   int rank = 0;
   const bool mpi = comm::LaunchedByMpi();
@@ -224,7 +226,7 @@ int RunModelVerb(const Verb& verb, const ModelFlags& flags, const ModelBody& bod
     rank = channel->rank();
   }
   CatchInterrupts();
-  const Result<> result = RunOnRank(flags, std::move(channel), body);
+  const Result<> result = run(std::move(channel));
   if (!result.ok()) {
     const int status = FailOnRank(verb, result.error(), rank);
     if (mpi) {
@@ -234,6 +236,18 @@ int RunModelVerb(const Verb& verb, const ModelFlags& flags, const ModelBody& bod
   }
   comm::FinalizeMpi();
   return 0;
+}
+
+int RunModelVerb(const Verb& verb, const ModelFlags& flags, const ModelBody& body) {
+  return RunUnderMpi(verb, [&](std::unique_ptr<comm::Channel> channel) {
+    return RunOnRank(flags, std::move(channel), body);
+  });
+}
+
+int RunRankVerb(const Verb& verb, const RankBody& body) {
+  MemoryAccount account;
+  return RunUnderMpi(
+      verb, [&](std::unique_ptr<comm::Channel> channel) { return body(channel.get(), account); });
 }
 
 serve::LoadProgress LoadProgressBar() {

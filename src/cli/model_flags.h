@@ -49,6 +49,12 @@ using ModelBody =
 // exit status.
 int RunModelVerb(const Verb& verb, const ModelFlags& flags, const ModelBody& body);
 
+// What a verb does on every rank. `channel` is null without MPI; `account` outlives it.
+using RankBody = std::function<Result<>(comm::Channel* channel, MemoryAccount& account)>;
+
+// Runs `body` on every rank of mpirun, or once; reports errors, gives the exit status.
+int RunRankVerb(const Verb& verb, const RankBody& body);
+
 // Load progress on standard error, when that is a terminal.
 serve::LoadProgress LoadProgressBar();
 

@@ -11,6 +11,7 @@ void AddBench(Verb& app, int& status);
 void AddCalibrate(Verb& app, int& status);
 void AddChat(Verb& app, int& status);
 void AddCheck(Verb& app, int& status);
+void AddGradients(Verb& app, int& status);
 void AddInspect(Verb& app, int& status);
 void AddLogits(Verb& app, int& status);
 void AddOptimize(Verb& app, int& status);
@@ -38,6 +39,7 @@ inline constexpr AddVerb kVerbs[] = {
     AddTokenize,
     AddLogits,
     AddPerplexity,
+    AddGradients,
 };
 // clang-format on
 

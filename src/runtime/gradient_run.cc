@@ -29,6 +29,36 @@ TrainSpec SpecOf(const GradientJob& job) {
   return spec;
 }
 
+// Ranks load at different speeds: nobody's deadline begins before all are ready.
+constexpr double kLoadDeadlineS = 3600;
+
+Result<> AllReady(comm::Channel& channel, MemoryAccount& account) {
+  const auto lane = [](int32_t source, int32_t target) {
+    return comm::Lane{comm::LaneKind::kControl, source, target, 2};
+  };
+  const auto header = [&](int32_t source, int32_t target) {
+    return comm::MessageHeader{lane(source, target), {0, 0}, DType::kU8, 0, 0, 0};
+  };
+  for (int32_t other = 1; other < channel.size(); ++other) {
+    if (channel.rank() == 0 || channel.rank() == other) {
+      PENSTOCK_TRY(channel.Open(lane(0, other), {64, 1}, account));
+      PENSTOCK_TRY(channel.Open(lane(other, 0), {64, 1}, account));
+    }
+  }
+  if (channel.rank() > 0) {
+    PENSTOCK_TRY(channel.Send(header(channel.rank(), 0), {}, kLoadDeadlineS));
+    PENSTOCK_TRY(channel.Receive(lane(0, channel.rank()), {0, 0}, kLoadDeadlineS));
+    return {};
+  }
+  for (int32_t other = 1; other < channel.size(); ++other) {
+    PENSTOCK_TRY(channel.Receive(lane(other, 0), {0, 0}, kLoadDeadlineS));
+  }
+  for (int32_t other = 1; other < channel.size(); ++other) {
+    PENSTOCK_TRY(channel.Send(header(0, other), {}, kLoadDeadlineS));
+  }
+  return {};
+}
+
 int64_t Counted(const GradientJob& job) {
   int64_t counted = 0;
   for (const MicroBatchData& batch : job.micro_batches) {
@@ -67,6 +97,7 @@ Result<RankGradients> RunGradientRank(const GradientJob& job, comm::Channel& cha
   PENSTOCK_TRY_ASSIGN(const std::unique_ptr<TrainRank> rank,
                       TrainRank::Create(spec, channel, *training, account, recorder));
   PENSTOCK_TRY(rank->Load(*job.files));
+  PENSTOCK_TRY(AllReady(channel, account));
   PENSTOCK_TRY_ASSIGN(StepResult step, rank->RunStep({0, own, Counted(job)}, nullptr));
   result.losses = std::move(step.losses);
   for (const Parameter& parameter : rank->parameters()) {

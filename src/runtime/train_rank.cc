@@ -150,11 +150,11 @@ Result<> CheckData(const TrainSpec& spec, const StepData& data, int32_t most, bo
     const bool ids = std::all_of(batch.tokens.begin(), batch.tokens.end(),
                                  [&](int32_t id) { return id >= 0 && legal(id); }) &&
                      std::all_of(batch.targets.begin(), batch.targets.end(), legal);
-    if (rows == 0 || rows != batch.rows() || batch.tokens.size() != batch.targets.size() ||
+    if (rows != batch.rows() || batch.tokens.size() != batch.targets.size() ||
         rows > spec.largest.rows || batch.counted() > spec.largest.counted || !ids) {
       return MakeError(ErrorCode::kInvalidArgument,
                        "[runtime.train] step {}, micro-batch {}: {} tokens, {} targets, sequences "
-                       "of {} rows in all; wanted as many of each, 1 to {}, and ids below {}",
+                       "of {} rows in all; wanted as many of each, at most {}, and ids below {}",
                        data.step, j, batch.tokens.size(), batch.targets.size(), rows,
                        spec.largest.rows, vocabulary);
     }

@@ -53,8 +53,8 @@ struct TrainSequence {
   int64_t first_position = 0;  // of its first row, for rotary embedding
 };
 
-// The same on every rank of a replica. Not all micro-batches need the same rows; none may be empty
-// of rows (it may be empty of targets).
+// The same on every rank of a replica. Not all micro-batches need the same rows; one may have none,
+// or none that counts.
 struct MicroBatchData {
   std::vector<int32_t> tokens;   // id per row
   std::vector<int32_t> targets;  // per row the id that should follow; -1: the row does not count
