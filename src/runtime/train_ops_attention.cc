@@ -12,48 +12,34 @@ class RopeTrainOp final : public TrainOp {
   }
 
   void Forward(OpFrame& f) const override {
-    ForEachTable(f, [&](const kernels::RopeParams& rope, std::span<const kernels::Segment> rows) {
-      f.device.RopeForward(f.in[0], rope, rows, f.out[0]);
-    });
+    std::vector<kernels::Segment> chosen;
+    f.device.RopeForward(f.in[0], Rope(), Segments(f, chosen), f.out[0]);
   }
 
   void BackwardInput(OpFrame& f) const override {
-    ForEachTable(f, [&](const kernels::RopeParams& rope, std::span<const kernels::Segment> rows) {
-      f.device.RopeBackward(f.dout[0], rope, rows, f.accumulate[0] != 0, f.din[0]);
-    });
+    std::vector<kernels::Segment> chosen;
+    f.device.RopeBackward(f.dout[0], Rope(), Segments(f, chosen), f.accumulate[0] != 0, f.din[0]);
   }
 
  private:
-  kernels::RopeParams Rope(bool long_one) const {
+  kernels::RopeParams Rope() const {
     const model::RopeTable& table = params_.table;
-    return {params_.heads,
-            params_.head_dim,
-            params_.rotary_dim,
-            params_.interleaved,
-            long_one ? table.long_inverse_frequencies : table.inverse_frequencies,
-            {},
-            long_one ? table.long_scale : table.scale,
-            1.0F};
+    return {params_.heads,       params_.head_dim,          params_.rotary_dim,
+            params_.interleaved, table.inverse_frequencies, table.long_inverse_frequencies,
+            table.scale,         table.long_scale};
   }
 
   // LongRoPE: sequences beyond the original context turn by other angles.
-  template <class Run>
-  void ForEachTable(const OpFrame& f, const Run& run) const {
+  std::span<const kernels::Segment> Segments(const OpFrame& f,
+                                             std::vector<kernels::Segment>& chosen) const {
     if (params_.table.long_inverse_frequencies.empty()) {
-      run(Rope(false), f.rows.segments);
-      return;
+      return f.rows.segments;
     }
-    for (const bool long_one : {false, true}) {
-      std::vector<kernels::Segment> some;
-      for (size_t i = 0; i < f.rows.segments.size(); ++i) {
-        if ((f.rows.lengths[i] > params_.table.long_from) == long_one) {
-          some.push_back(f.rows.segments[i]);
-        }
-      }
-      if (!some.empty()) {
-        run(Rope(long_one), some);
-      }
+    chosen = f.rows.segments;
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      chosen[i].long_rope = f.rows.lengths[i] > params_.table.long_from;
     }
+    return chosen;
   }
 
   const model::RopeOp& params_;
