@@ -41,8 +41,8 @@ Result<> AllReady(comm::Channel& channel, MemoryAccount& account) {
   };
   for (int32_t other = 1; other < channel.size(); ++other) {
     if (channel.rank() == 0 || channel.rank() == other) {
-      PENSTOCK_TRY(channel.Open(lane(0, other), {64, 1}, account));
-      PENSTOCK_TRY(channel.Open(lane(other, 0), {64, 1}, account));
+      PENSTOCK_TRY(channel.Open(lane(0, other), {0, 1}, account));
+      PENSTOCK_TRY(channel.Open(lane(other, 0), {0, 1}, account));
     }
   }
   if (channel.rank() > 0) {

@@ -140,6 +140,144 @@ TEST(TrainingEqualityTest, SelectiveRecomputationChangesNothing) {
   CheckSchedules("qwen3", 4, 2, 0.0F, runtime::Recompute::kSelective);
 }
 
+// One case against one stage with the same lanes and slices.
+void CheckCase(const Comparison& comparison, const TrainCase& test,
+               const std::vector<int32_t>& reference_lanes) {
+  TrainCase one = test;
+  one.lane_starts = reference_lanes;
+  const TrainOutcome outcome = comparison.Run(test);
+  ExpectSame(comparison.Reference(one), outcome, test.Text());
+  ExpectPlannedMemory(outcome, test.Text());
+}
+
+TEST(TrainingEqualityTest, ReplicasAddUpInRankOrder) {
+  const Comparison comparison("smollm2", 12);
+  TrainCase test;
+  test.micro_batches = 6;
+  test.replicas = 2;
+  test.dropout = 0.1F;
+  for (const int p : {1, 2, 3}) {
+    test.ranks = p;
+    test.schedule = "zb-h1";
+    CheckCase(comparison, test, {0, 6});
+  }
+  test.micro_batches = 4;
+  test.replicas = 3;
+  test.ranks = 2;
+  CheckCase(comparison, test, {0, 4, 8});
+  test.schedule = "dualpipe";
+  CheckCase(comparison, test, {0, 2, 4, 6, 8, 10});
+}
+
+TEST(TrainingEqualityTest, LanesOfOneStageAreAddedOneAfterTheOther) {
+  const Comparison comparison("llama3", 5);
+  TrainCase test;
+  test.micro_batches = 5;
+  test.schedule = "1f1b";
+  test.lane_starts = {0, 1, 4};
+  test.ranks = 3;
+  CheckCase(comparison, test, {0, 1, 4});
+  // Lanes are a choice that shows: one lane gives other bits.
+  TrainCase one = test;
+  one.lane_starts.clear();
+  EXPECT_NE(comparison.Run(test).gradients, comparison.Run(one).gradients);
+}
+
+TEST(TrainingEqualityTest, EmptyStagesPassEverythingOn) {
+  const Comparison comparison("smollm2", 3);
+  for (const char* schedule : {"1f1b", "zb-h2", "gpipe"}) {
+    TrainCase test;
+    test.schedule = schedule;
+    test.ranks = 4;
+    test.micro_batches = 3;
+    test.cut = {1, 1, 4};
+    CheckCase(comparison, test, {});
+    test.cut = {2, 2, 2};
+    CheckCase(comparison, test, {});
+  }
+  TrainCase many;
+  many.schedule = "zb-v";
+  many.ranks = 4;  // 8 stages for 5 units
+  many.micro_batches = 3;
+  CheckCase(comparison, many, {});
+}
+
+TEST(TrainingEqualityTest, SlicesOfSequencesAreOneStageWithTheSameSlices) {
+  for (const char* model : {"smollm2", "gemma2"}) {
+    const Comparison comparison(model, 3);
+    for (const int slices : {2, 3, 5}) {
+      for (const auto recompute : {runtime::Recompute::kNone, runtime::Recompute::kFull}) {
+        TrainCase test;
+        test.schedule = "sliced-1f1b";
+        test.slices = slices;
+        test.ranks = 2;
+        test.micro_batches = 3;
+        test.recompute = recompute;
+        test.dropout = 0.1F;
+        CheckCase(comparison, test, {});
+      }
+    }
+  }
+}
+
+TEST(TrainingEqualityTest, ThreadsAndBf16ProductsChangeNothing) {
+  const Comparison comparison("qwen3_moe", 3);
+  TrainCase test;
+  test.schedule = "zb-h1";
+  test.micro_batches = 3;
+  test.ranks = 2;
+  test.products = kernels::ProductType::kBF16;
+  for (const int threads : {2, 3}) {
+    test.threads = threads;
+    CheckCase(comparison, test, {});
+  }
+}
+
+// W of later micro-batches before those of earlier ones: they wait for their turn, and what they
+// need is counted.
+TEST(TrainingEqualityTest, WeightGradientsOutOfOrderAreHeldUntilTheirTurn) {
+  const Comparison comparison("smollm2", 4);
+  TrainCase test;
+  test.ranks = 2;
+  test.micro_batches = 4;
+  auto made = schedule::Generate("zb-h2", {2, 4, 0, 0});
+  ASSERT_TRUE(made.ok());
+  schedule::Schedule backwards = made.value();
+  for (auto& program : backwards.ranks) {
+    std::vector<schedule::Action> weights;
+    std::erase_if(program, [&](const schedule::Action& a) {
+      if (a.kind == schedule::OpKind::kBackwardWeight) {
+        weights.push_back(a);
+      }
+      return a.kind == schedule::OpKind::kBackwardWeight;
+    });
+    program.insert(program.end(), weights.rbegin(), weights.rend());
+  }
+  const TrainOutcome outcome = comparison.Run(test, &backwards);
+  ExpectSame(comparison.Reference(test), outcome, "W backwards");
+  ExpectPlannedMemory(outcome, "W backwards");
+}
+
+// Values that many later stages read, and gradients that come back through stages that do not.
+TEST(TrainingEqualityTest, LongValuesTravelToTheirReadersAndTheirGradientsBackThroughTheChain) {
+  for (const char* model : {"arch-attnres-full", "arch-attnres-block", "arch-skips"}) {
+    const Comparison comparison(model, 4);
+    for (const char* schedule : {"1f1b", "zb-v", "interleaved-1f1b", "dualpipe", "hanayo"}) {
+      for (const auto recompute : {runtime::Recompute::kNone, runtime::Recompute::kFull}) {
+        TrainCase test;
+        test.schedule = schedule;
+        test.ranks = 2;
+        test.micro_batches = 4;
+        test.recompute = recompute;
+        const auto generated = schedule::Generate(schedule, {2, 4, 0, 0});
+        ASSERT_TRUE(generated.ok());
+        test.lane_starts = LanesOf(generated.value());
+        CheckCase(comparison, test, test.lane_starts);
+      }
+    }
+  }
+}
+
 TEST(TrainingEqualityTest, SlowFourRanks) {
   for (const char* model : {"smollm2", "llama3", "mixtral", "gemma2"}) {
     CheckSchedules(model, 8, 4, 0.1F, runtime::Recompute::kNone);
