@@ -136,6 +136,7 @@ class TrainingDevice {
   // dweight accumulates.
   virtual void RmsNormBackwardWeight(Tensor x, float epsilon, int64_t group, Tensor dy,
                                      Tensor dweight) = 0;
+  // Only the segments' rows; others are not touched. In place allowed.
   virtual void RopeForward(Tensor x, const RopeParams& params, std::span<const Segment> segments,
                            Tensor out) = 0;
   virtual void RopeBackward(Tensor dy, const RopeParams& params, std::span<const Segment> segments,

@@ -258,6 +258,13 @@ TEST(TrainOps, RopeForwardAndGradientOverSegmentsAndLongRope) {
       return out.values();
     });
     EXPECT_LT(RelativeError(got, forward), 2e-7);
+    // One segment after the other: rows of the other are left alone.
+    Training t(2);
+    Filled apart(70, width, x.values());
+    for (const Segment& segment : segments) {
+      t.kernels->RopeForward(apart.tensor(), params, {&segment, 1}, apart.tensor());
+    }
+    EXPECT_EQ(apart.values(), got);
     ExpectGradient(70, width, back, 2e-7,
                    [&](TrainingDevice& kernels, bool accumulate, Tensor out) {
                      kernels.RopeBackward(x.tensor(), params, segments, accumulate, out);

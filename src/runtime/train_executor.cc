@@ -185,8 +185,9 @@ void TrainExecutor::FillRows(TrainUnit& unit) {
   if (!program_.schedule().forward_only) {
     rows.factor = static_cast<float>(1.0 / static_cast<double>(data_->counted));
     rows.dropout = m_.spec->dropout;
-    rows.dropout_key = {m_.spec->seed, static_cast<uint32_t>(data_->step),
-                        data.key * static_cast<uint32_t>(slices) + static_cast<uint32_t>(slice), 0};
+    // A slice drops what the whole micro-batch would.
+    rows.dropout_key = {m_.spec->seed, static_cast<uint32_t>(data_->step), data.key, 0,
+                        static_cast<uint32_t>(begin)};
   }
 }
 

@@ -84,7 +84,11 @@ void CpuTraining::RmsNormBackwardWeight(Tensor x, float epsilon, int64_t group, 
 
 void CpuTraining::RopeForward(Tensor x, const RopeParams& params, std::span<const Segment> segments,
                               Tensor out) {
-  device_.Rope(x, params, Sequences(segments), out);
+  PENSTOCK_CHECK(x.columns() == params.heads * params.head_dim, "columns are heads");
+  const RopeTables::Table table =
+      device_.rope_tables().Get(params, Sequences(segments), x.rows(), pool_);
+  OverSegments(segments, x.columns(),
+               [&](RowRange range) { RopeRows(x, params, table.cos, table.sin, out, range); });
 }
 
 void CpuTraining::RopeBackward(Tensor dy, const RopeParams& params,
@@ -92,7 +96,7 @@ void CpuTraining::RopeBackward(Tensor dy, const RopeParams& params,
   PENSTOCK_CHECK(dy.columns() == params.heads * params.head_dim, "columns are heads");
   const RopeTables::Table table =
       device_.rope_tables().Get(params, Sequences(segments), dy.rows(), pool_);
-  OverRows(dx, 1, [&](RowRange range) {
+  OverSegments(segments, dy.columns(), [&](RowRange range) {
     RopeBackwardRows(dy, params, table.cos, table.sin, accumulate, dx, range);
   });
 }

@@ -112,6 +112,17 @@ class CpuTraining final : public TrainingDevice {
     });
   }
 
+  // body(RowRange) over the rows of segments; other rows are not touched.
+  template <class Body>
+  void OverSegments(std::span<const Segment> segments, int64_t columns, const Body& body) {
+    for (const Segment& segment : segments) {
+      pool_.Split(segment.rows, segment.rows * columns < CpuDevice::kSerialElements,
+                  [&](int64_t begin, int64_t end) {
+                    body(RowRange{segment.first_row + begin, segment.first_row + end});
+                  });
+    }
+  }
+
   // body(RowRange) over columns in whole cache lines; `rows` rows of work for each.
   template <class Body>
   void OverColumns(int64_t columns, int64_t rows, const Body& body) {
