@@ -212,7 +212,7 @@ Result<> PrepareJob(const GradientFlags& flags, int ranks, const Sequences& toke
 // Everything that is fixed before a weight is read; the same on every rank.
 Result<std::unique_ptr<Prepared>> Prepare(const GradientFlags& flags, int mpi_ranks) {
   auto out = std::make_unique<Prepared>();
-  PENSTOCK_TRY_ASSIGN(out->bundle, serve::OpenBundle(flags.model));
+  PENSTOCK_TRY_ASSIGN(out->bundle, serve::OpenBundle(flags.model, model::GraphUse::kTrain));
   const model::ModelConfig& config = out->bundle.model.config;
   const int64_t vocabulary = config.vocabulary;
   PENSTOCK_TRY_ASSIGN(const Sequences tokens, ParseSequences(flags.tokens, "--tokens", vocabulary));
@@ -263,7 +263,10 @@ Result<std::unique_ptr<Prepared>> Prepare(const GradientFlags& flags, int mpi_ra
 // What a rank hands to rank 0.
 std::vector<std::byte> Encode(const runtime::RankGradients& rank) {
   runtime::ByteWriter writer;
-  writer.PutAll(std::span<const double>(rank.losses));
+  writer.Put(static_cast<uint32_t>(rank.losses.size()));
+  for (const std::vector<double>& term : rank.losses) {
+    writer.PutAll(std::span<const double>(term));
+  }
   writer.Put(static_cast<uint32_t>(rank.gradients.size()));
   for (const auto& [name, numbers] : rank.gradients) {
     writer.PutText(name);
@@ -276,7 +279,10 @@ Result<runtime::RankGradients> Decode(std::span<const std::byte> bytes) {
   runtime::RankGradients rank;
   runtime::ByteReader reader(bytes);
   uint32_t count = 0;
-  reader.GetAll(rank.losses, kMostElements);
+  reader.Get(count);
+  for (uint32_t i = 0; i < count && !reader.bad(); ++i) {
+    reader.GetAll(rank.losses.emplace_back(), kMostElements);
+  }
   reader.Get(count);
   for (uint32_t i = 0; i < count && !reader.bad(); ++i) {
     std::string name;

@@ -59,12 +59,15 @@ Result<> AllReady(comm::Channel& channel, MemoryAccount& account) {
   return {};
 }
 
-int64_t Counted(const GradientJob& job) {
-  int64_t counted = 0;
+// The step as a replica with these micro-batches sees it.
+StepData DataOf(const GradientJob& job, std::span<const MicroBatchData> own) {
+  StepData data;
+  data.micro_batches = own;
   for (const MicroBatchData& batch : job.micro_batches) {
-    counted += batch.counted();
+    data.counted += batch.counted();
   }
-  return counted;
+  data.counted_later = CountLater(*job.graph, job.micro_batches);
+  return data;
 }
 
 }  // namespace
@@ -98,8 +101,11 @@ Result<RankGradients> RunGradientRank(const GradientJob& job, comm::Channel& cha
                       TrainRank::Create(spec, channel, *training, account, recorder));
   PENSTOCK_TRY(rank->Load(*job.files));
   PENSTOCK_TRY(AllReady(channel, account));
-  PENSTOCK_TRY_ASSIGN(StepResult step, rank->RunStep({0, own, Counted(job)}, nullptr));
-  result.losses = std::move(step.losses);
+  PENSTOCK_TRY_ASSIGN(StepResult step, rank->RunStep(DataOf(job, own), nullptr));
+  result.losses.push_back(std::move(step.losses));
+  for (std::vector<double>& term : step.auxiliary) {
+    result.losses.push_back(std::move(term));
+  }
   for (const Parameter& parameter : rank->parameters()) {
     if (parameter.counts) {
       const std::span<const float> numbers = parameter.gradient.All<float>();
@@ -148,16 +154,18 @@ Result<std::vector<RankGradients>> RunGradientThreads(const GradientJob& job) {
 double MeanLoss(const GradientJob& job, std::span<const RankGradients> ranks) {
   const auto m = static_cast<size_t>(job.schedule->micro_batches);
   const auto p = static_cast<size_t>(job.schedule->num_ranks());
-  double sum = 0;
-  for (size_t j = 0; j < job.micro_batches.size(); ++j) {
-    const size_t replica = j / m;
-    for (size_t r = replica * p; r < (replica + 1) * p; ++r) {
-      if (!std::isnan(ranks[r].losses[j % m])) {
-        sum += ranks[r].losses[j % m];
+  std::vector<std::vector<double>> losses(job.graph->losses.size());
+  for (size_t k = 0; k < losses.size(); ++k) {
+    for (size_t j = 0; j < job.micro_batches.size(); ++j) {
+      const size_t replica = j / m;
+      losses[k].push_back(0.0);
+      for (size_t r = replica * p; r < (replica + 1) * p; ++r) {
+        const double loss = ranks[r].losses[k][j % m];
+        losses[k].back() += std::isnan(loss) ? 0.0 : loss;
       }
     }
   }
-  return sum / static_cast<double>(Counted(job));
+  return StepLoss(*job.graph, DataOf(job, job.micro_batches), losses);
 }
 
 }  // namespace penstock::runtime

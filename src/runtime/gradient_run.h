@@ -46,7 +46,9 @@ struct GradientJob {
 
 // What one rank has after the step.
 struct RankGradients {
-  std::vector<double> losses;  // per micro-batch of its replica, NaN where the head is elsewhere
+  // Per term of the graph's loss and micro-batch of its replica, NaN where its logits are
+  // elsewhere.
+  std::vector<std::vector<double>> losses;
   // Those parameters that it counts, by canonical name.
   std::map<std::string, std::vector<float>> gradients;
   MemoryFigures planned;
@@ -61,8 +63,7 @@ Result<RankGradients> RunGradientRank(const GradientJob& job, comm::Channel& cha
 // All ranks as threads. The first error of any rank; the others end with it.
 Result<std::vector<RankGradients>> RunGradientThreads(const GradientJob& job);
 
-// Sum of the losses of all micro-batches in ascending order over the rows that count; from the
-// losses of all ranks, by channel rank.
+// The loss of the step (StepLoss) from the losses of all ranks, by channel rank.
 double MeanLoss(const GradientJob& job, std::span<const RankGradients> ranks);
 
 }  // namespace penstock::runtime

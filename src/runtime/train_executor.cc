@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "runtime/fault.h"
+#include "runtime/stage_layout.h"
 
 namespace penstock::runtime {
 
@@ -96,6 +97,7 @@ void TrainExecutor::Begin(std::span<const MicroBatchShape> shapes, const StepDat
   fault_done_ = false;
   result_ = {};
   result_.losses.assign(shapes.size(), std::numeric_limits<double>::quiet_NaN());
+  result_.auxiliary.assign(m_.spec->graph->losses.size() - 1, result_.losses);
 }
 
 Result<> TrainExecutor::Execute(const Action& action) {
@@ -182,12 +184,46 @@ void TrainExecutor::FillRows(TrainUnit& unit) {
       rows.targets.push_back(target);
     }
   }
+  rows.micro_tokens = data.tokens;
+  FillTerms(rows, data);
   if (!program_.schedule().forward_only) {
     rows.factor = static_cast<float>(1.0 / static_cast<double>(data_->counted));
     rows.dropout = m_.spec->dropout;
     // A slice drops what the whole micro-batch would.
     rows.dropout_key = {m_.spec->seed, static_cast<uint32_t>(data_->step), data.key, 0,
                         static_cast<uint32_t>(begin)};
+  }
+}
+
+// Targets of the terms of the loss beside the output's.
+void TrainExecutor::FillTerms(UnitRows& rows, const MicroBatchData& data) {
+  const model::Graph& graph = *m_.spec->graph;
+  if (graph.losses.size() == 1) {
+    return;
+  }
+  const std::vector<bool> selected = SelectedValues(graph);
+  for (size_t k = 1; k < graph.losses.size(); ++k) {
+    const model::LossTerm& term = graph.losses[k];
+    std::vector<int32_t> targets;
+    for (size_t s = 0; s < rows.segments.size(); ++s) {
+      const kernels::Segment& segment = rows.segments[s];
+      const int64_t end =
+          segment.first_key + rows.lengths[s] - segment.first_position + segment.keys_before;
+      const int64_t first = rows.first_row + segment.first_row;
+      for (int64_t row = first; row < first + segment.rows; ++row) {
+        const bool there = !selected[static_cast<size_t>(term.logits.value())] ||
+                           data.targets[static_cast<size_t>(row)] >= 0;
+        const int64_t at = row + term.shift;
+        if (there) {
+          targets.push_back(at < end ? data.targets[static_cast<size_t>(at)] : -1);
+        }
+      }
+    }
+    rows.term_targets.push_back(std::move(targets));
+    const int64_t counted = DivisorOf(*data_, term.shift);
+    rows.term_factors.push_back(counted > 0 ? static_cast<float>(static_cast<double>(term.weight) /
+                                                                 static_cast<double>(counted))
+                                            : 0.0F);
   }
 }
 
@@ -202,26 +238,32 @@ void TrainExecutor::Done(int32_t unit, int32_t actions) {
 
 Result<int64_t> TrainExecutor::Forward(const Action& action) {
   TrainUnit& unit = UnitOf(action);
-  double loss = 0;
-  PENSTOCK_TRY(runner_.Forward(unit, program_.At(unit.index(), action.stage), false, loss));
   const model::Graph& graph = *m_.spec->graph;
-  if (m_.spec->partition->StageOf(graph.value(graph.logits).producer) != action.stage) {
-    return 0;
+  std::vector<double> losses(graph.losses.size(), 0.0);
+  PENSTOCK_TRY(runner_.Forward(unit, program_.At(unit.index(), action.stage), false, losses));
+  for (size_t k = 0; k < losses.size(); ++k) {
+    const model::LossTerm& term = graph.losses[k];
+    if (m_.spec->partition->StageOf(graph.value(term.logits).producer) != action.stage) {
+      continue;
+    }
+    if (!std::isfinite(losses[k])) {
+      return MakeError(ErrorCode::kCorruptData,
+                       "[runtime.train] step {}, micro-batch {}, stage {}: the loss ({}) is not "
+                       "finite",
+                       step(), action.micro_batch, action.stage, term.name);
+    }
+    double& sum =
+        (k == 0 ? result_.losses
+                : result_.auxiliary[k - 1])[static_cast<size_t>(action.micro_batch.value())];
+    sum = (std::isnan(sum) ? 0.0 : sum) + losses[k];
+    result_.has_losses = result_.has_losses || k == 0;
   }
-  if (!std::isfinite(loss)) {
-    return MakeError(ErrorCode::kCorruptData,
-                     "[runtime.train] step {}, micro-batch {}, stage {}: the loss is not finite",
-                     step(), action.micro_batch, action.stage);
-  }
-  double& sum = result_.losses[static_cast<size_t>(action.micro_batch.value())];
-  sum = (std::isnan(sum) ? 0.0 : sum) + loss;
-  result_.has_losses = true;
   return 0;
 }
 
 Result<int64_t> TrainExecutor::Recompute(const Action& action) {
   TrainUnit& unit = UnitOf(action);
-  double unused = 0;
+  std::vector<double> unused(m_.spec->graph->losses.size(), 0.0);
   PENSTOCK_TRY(runner_.Forward(unit, program_.At(unit.index(), action.stage), true, unused));
   return 0;
 }

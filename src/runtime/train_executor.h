@@ -77,6 +77,7 @@ class TrainExecutor {
   TrainUnit& UnitOf(const Action& action);
   TrainUnit::Sizes SizesOf(int32_t unit) const;
   void FillRows(TrainUnit& unit);
+  void FillTerms(UnitRows& rows, const MicroBatchData& data);
   void Done(int32_t unit, int32_t actions);
   Result<> RunWeights(StageId stage, int32_t lane);
   Result<int64_t> TakeMessage(const Action& action, const TrainLink& link, TrainUnit& unit);

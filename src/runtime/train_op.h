@@ -95,7 +95,11 @@ struct UnitRows {
   int64_t first_row = 0;                   // in the micro-batch
   int64_t micro_rows = 0;                  // of the whole micro-batch
   float factor = 0;                        // gradient of the loss of one row
-  kernels::DropoutKey dropout_key;         // `op` is filled in per operation
+  // Of the other terms of the loss, [term - 1]: a target per row of its logits, and its factor.
+  std::vector<std::vector<int32_t>> term_targets;
+  std::vector<float> term_factors;
+  std::span<const int32_t> micro_tokens;  // ids of the whole micro-batch
+  kernels::DropoutKey dropout_key;        // `op` is filled in per operation
   float dropout = 0;
 };
 
@@ -155,7 +159,8 @@ struct TrainOpContext {
 // Errors: kUnsupported (an operation that does not train, naming layer and kind).
 Result<std::unique_ptr<TrainOp>> MakeTrainOp(int32_t op_index, const TrainOpContext& context);
 
-// The loss after the logits: reads `logits`, writes nothing. `op` must outlive it: one input.
-std::unique_ptr<TrainOp> MakeLossOp(const model::Op& op);
+// The loss after the logits of a term of the graph's losses: reads them, writes nothing. `op` must
+// outlive it: one input.
+std::unique_ptr<TrainOp> MakeLossOp(const model::Op& op, size_t term);
 
 }  // namespace penstock::runtime

@@ -192,7 +192,7 @@ class SelectRowsTrainOp final : public TrainOp {
 
 class LossTrainOp final : public TrainOp {
  public:
-  explicit LossTrainOp(const model::Op& op) : TrainOp(op) {
+  LossTrainOp(const model::Op& op, size_t term) : TrainOp(op), term_(term) {
     traits.inputs = {kReadInI};
     traits.into = {GradientInto::kWrites};
     traits.gradient_in_place = true;
@@ -205,18 +205,25 @@ class LossTrainOp final : public TrainOp {
 
   void Forward(OpFrame& f) const override {
     std::vector<double> losses(static_cast<size_t>(f.in[0].rows()));
-    f.device.CrossEntropy(f.in[0], f.rows.targets, losses, Lse(f));
+    f.device.CrossEntropy(f.in[0], Targets(f), losses, Lse(f));
     f.loss = std::accumulate(losses.begin(), losses.end(), 0.0);
   }
 
   void BackwardInput(OpFrame& f) const override {
-    f.device.CrossEntropyBackward(f.in[0], f.rows.targets, Lse(f), f.rows.factor, f.din[0]);
+    const float factor = term_ == 0 ? f.rows.factor : f.rows.term_factors[term_ - 1];
+    f.device.CrossEntropyBackward(f.in[0], Targets(f), Lse(f), factor, f.din[0]);
   }
 
  private:
+  std::span<const int32_t> Targets(const OpFrame& f) const {
+    return term_ == 0 ? f.rows.targets : f.rows.term_targets[term_ - 1];
+  }
+
   static Tensor Lse(const OpFrame& f) {
     return {f.extras[0].Bytes().data(), DType::kF32, f.in[0].rows(), 1};
   }
+
+  size_t term_;
 };
 
 }  // namespace
@@ -280,8 +287,8 @@ std::unique_ptr<TrainOp> MakeSelectRows(const model::Op& op) {
   return std::make_unique<SelectRowsTrainOp>(op);
 }
 
-std::unique_ptr<TrainOp> MakeLossOp(const model::Op& op) {
-  return std::make_unique<LossTrainOp>(op);
+std::unique_ptr<TrainOp> MakeLossOp(const model::Op& op, size_t term) {
+  return std::make_unique<LossTrainOp>(op, term);
 }
 
 }  // namespace penstock::runtime

@@ -10,7 +10,11 @@ namespace {
 class EmbedTrainOp final : public TrainOp {
  public:
   EmbedTrainOp(const model::Op& op, const model::EmbedOp& params, int32_t index, float dropout)
-      : TrainOp(op), scale_(params.scale), index_(index), dropout_(dropout > 0) {
+      : TrainOp(op),
+        scale_(params.scale),
+        shift_(params.shift),
+        index_(index),
+        dropout_(dropout > 0) {
     traits.into = {GradientInto::kNothing};
     traits.weight_reads_gradient = true;
     traits.vectors = {params.table};
@@ -18,7 +22,8 @@ class EmbedTrainOp final : public TrainOp {
   }
 
   void Forward(OpFrame& f) const override {
-    f.device.EmbedForward(f.vectors[0], f.rows.tokens, scale_, f.out[0]);
+    std::vector<int32_t> later;
+    f.device.EmbedForward(f.vectors[0], Ids(f, later), scale_, f.out[0]);
     Drop(f, f.out[0]);
   }
 
@@ -26,10 +31,30 @@ class EmbedTrainOp final : public TrainOp {
   void BackwardInput(OpFrame& f) const override { Drop(f, f.dout[0]); }
 
   void BackwardWeight(OpFrame& f) const override {
-    f.device.EmbedBackwardWeight(f.rows.tokens, scale_, f.dout[0], f.gradients[0]);
+    std::vector<int32_t> later;
+    f.device.EmbedBackwardWeight(Ids(f, later), scale_, f.dout[0], f.gradients[0]);
   }
 
  private:
+  // The ids `shift_` rows on in their sequences; the last rows of a sequence, which no loss looks
+  // at, keep their own.
+  std::span<const int32_t> Ids(const OpFrame& f, std::vector<int32_t>& later) const {
+    if (shift_ == 0) {
+      return f.rows.tokens;
+    }
+    for (size_t s = 0; s < f.rows.segments.size(); ++s) {
+      const kernels::Segment& segment = f.rows.segments[s];
+      const int64_t first = f.rows.first_row + segment.first_row;
+      const int64_t end =
+          segment.first_key + f.rows.lengths[s] - segment.first_position + segment.keys_before;
+      for (int64_t row = first; row < first + segment.rows; ++row) {
+        later.push_back(
+            f.rows.micro_tokens[static_cast<size_t>(row + shift_ < end ? row + shift_ : row)]);
+      }
+    }
+    return later;
+  }
+
   void Drop(OpFrame& f, Tensor x) const {
     if (dropout_ && f.rows.dropout > 0) {
       kernels::DropoutKey key = f.rows.dropout_key;
@@ -39,6 +64,7 @@ class EmbedTrainOp final : public TrainOp {
   }
 
   float scale_;
+  int32_t shift_;
   int32_t index_;
   bool dropout_;
 };

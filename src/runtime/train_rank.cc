@@ -23,7 +23,7 @@ struct RankFacts {
   int32_t rank = 0;  // in the replica
   int32_t replica = 0;
   model::CutSets cuts;
-  model::Op loss;
+  std::vector<model::Op> losses;            // one per term, reading its logits
   std::map<int32_t, TrainStagePlan> plans;  // per stage of this rank
   std::vector<TrainParameters::HeldStage> held;
   TrainLinks links;
@@ -66,15 +66,19 @@ Result<> CheckLanes(const TrainSpec& spec) {
 Result<std::unique_ptr<RankFacts>> MakeFacts(const TrainSpec& spec, int32_t channel_rank) {
   PENSTOCK_TRY(CheckLanes(spec));
   auto facts = std::make_unique<RankFacts>(spec, channel_rank);
-  facts->loss.layer = spec.graph->value(spec.graph->logits).producer;
-  facts->loss.inputs = {spec.graph->logits};
-  facts->loss.params = model::SelectRowsOp{};  // a kind without weights; the table is not asked
+  for (const model::LossTerm& term : spec.graph->losses) {
+    // A kind without weights; the table is not asked.
+    facts->losses.push_back({.layer = spec.graph->value(term.logits).producer,
+                             .inputs = {term.logits},
+                             .outputs = {},
+                             .params = model::SelectRowsOp{}});
+  }
   const schedule::Placement& placement = spec.schedule->placement;
   for (int d = 0; d < placement.num_directions(); ++d) {
     for (const StageId stage : placement.StagesOf(RankId(facts->rank), d)) {
       if (!facts->plans.contains(stage.value())) {
         PENSTOCK_TRY_ASSIGN(TrainStagePlan plan,
-                            TrainStagePlan::Create(spec, facts->cuts, stage, facts->loss));
+                            TrainStagePlan::Create(spec, facts->cuts, stage, facts->losses));
         facts->plans.emplace(stage.value(), std::move(plan));
       }
     }
@@ -202,7 +206,17 @@ class TrainRankImpl final : public TrainRank {
 
   Result<StepResult> RunStep(const StepData& data, StepEnd* end) override {
     PENSTOCK_TRY(CheckData(spec_, data, spec_.schedule->micro_batches, !spec_.forward_only));
-    return train_->Run(AllShapes(data), &data, end);
+    StepData whole = data;
+    if (whole.counted_later.empty()) {
+      whole.counted_later = CountLater(*spec_.graph, data.micro_batches);
+      if (!whole.counted_later.empty() && spec_.replicas > 1) {
+        return MakeError(ErrorCode::kInvalidArgument,
+                         "[runtime.train] step {}: losses of further ids need counted_later, the "
+                         "rows that count over all {} replicas",
+                         data.step, spec_.replicas);
+      }
+    }
+    return train_->Run(AllShapes(data), &whole, end);
   }
 
   Result<StepResult> RunEval(const StepData& data) override {
@@ -299,8 +313,47 @@ class TrainRankImpl final : public TrainRank {
 
 }  // namespace
 
-int64_t MicroBatchData::counted() const {
-  return std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; });
+int64_t MicroBatchData::counted(int32_t shift) const {
+  int64_t count = 0;
+  int64_t begin = 0;
+  for (const TrainSequence& sequence : sequences) {
+    const int64_t end = begin + sequence.rows;
+    for (int64_t row = begin + shift; row < end; ++row) {
+      count += targets[static_cast<size_t>(row)] >= 0 ? 1 : 0;
+    }
+    begin = end;
+  }
+  return count;
+}
+
+std::vector<int64_t> CountLater(const model::Graph& graph,
+                                std::span<const MicroBatchData> micro_batches) {
+  int32_t most = 0;
+  for (const model::LossTerm& term : graph.losses) {
+    most = std::max(most, term.shift);
+  }
+  std::vector<int64_t> counted(static_cast<size_t>(most), 0);
+  for (const MicroBatchData& batch : micro_batches) {
+    for (int32_t shift = 1; shift <= most; ++shift) {
+      counted[static_cast<size_t>(shift) - 1] += batch.counted(shift);
+    }
+  }
+  return counted;
+}
+
+double StepLoss(const model::Graph& graph, const StepData& data,
+                std::span<const std::vector<double>> losses) {
+  double loss = 0;
+  for (size_t k = 0; k < graph.losses.size(); ++k) {
+    const model::LossTerm& term = graph.losses[k];
+    double sum = 0;
+    for (const double of_micro_batch : losses[k]) {
+      sum += of_micro_batch;
+    }
+    const int64_t counted = DivisorOf(data, term.shift);
+    loss += counted > 0 ? static_cast<double>(term.weight) * sum / static_cast<double>(counted) : 0;
+  }
+  return loss;
 }
 
 MicroBatchShape ShapeOf(const MicroBatchData& data, int32_t slices) {

@@ -63,14 +63,28 @@ struct MicroBatchData {
 
   int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
 
-  int64_t counted() const;  // targets that are not -1
+  // Rows whose target `shift` rows on in their sequence is not -1.
+  int64_t counted(int32_t shift = 0) const;
 };
 
 struct StepData {
   int64_t step = 0;
   std::span<const MicroBatchData> micro_batches;  // of this replica: schedule.micro_batches
   int64_t counted = 0;  // rows that count in the whole step, all replicas; the loss's divisor, > 0
+  // Divisors of the losses with shifted targets: [s - 1] counts rows at shift s, over all replicas.
+  // Without replicas it may be empty: it is counted here.
+  std::vector<int64_t> counted_later = {};
 };
+
+// Rows that count with targets `shift` rows on, as stated in the data.
+inline int64_t DivisorOf(const StepData& data, int32_t shift) {
+  const auto s = static_cast<size_t>(shift);
+  return shift == 0 ? data.counted : s <= data.counted_later.size() ? data.counted_later[s - 1] : 0;
+}
+
+// Fills `counted_later` from the micro-batches of all replicas, as far as the graph's losses look.
+std::vector<int64_t> CountLater(const model::Graph& graph,
+                                std::span<const MicroBatchData> micro_batches);
 
 // What planning needs to know of a micro-batch.
 struct MicroBatchShape {
@@ -160,7 +174,15 @@ struct StepResult {
   // Sum of cross-entropies of each micro-batch whose head ran here, not divided; NaN for others.
   std::vector<double> losses;
   bool has_losses = false;
+  // The same for the other terms of the graph's loss, [term - 1]: those whose logits are made here.
+  std::vector<std::vector<double>> auxiliary;
 };
+
+// The loss of a step in one order whatever the cut: per term of the graph's losses its weight times
+// the sum of the micro-batches, ascending (replica by replica), over its rows that count.
+// `losses[k]`: term k, all micro-batches of all replicas; `data` of any replica.
+double StepLoss(const model::Graph& graph, const StepData& data,
+                std::span<const std::vector<double>> losses);
 
 // Called by RunStep. An error ends the step with that error.
 class StepEnd {

@@ -26,8 +26,7 @@ bool KeepsExtras(const TrainOp& op) {
 }
 
 // Marks what R runs: backwards from what I and W read.
-void MarkRecomputed(TrainStagePlan& plan, Recompute recompute, int32_t loss_index,
-                    size_t num_values) {
+void MarkRecomputed(TrainStagePlan& plan, Recompute recompute, size_t num_values) {
   std::vector<bool> needed(num_values, false);
   const auto need = [&](ValueId id) { needed[static_cast<size_t>(id.value())] = true; };
   for (const PlannedOp& op : plan.ops) {
@@ -54,8 +53,7 @@ void MarkRecomputed(TrainStagePlan& plan, Recompute recompute, int32_t loss_inde
       }
       continue;
     }
-    if (Candidate(*op->run, recompute, op->index == loss_index) &&
-        (wanted || KeepsExtras(*op->run))) {
+    if (Candidate(*op->run, recompute, op->term >= 0) && (wanted || KeepsExtras(*op->run))) {
       op->recomputed = true;
       std::for_each(node.inputs.begin(), node.inputs.end(), need);
     }
@@ -80,7 +78,7 @@ Result<> CheckInputs(const model::Graph& graph, const TrainOp& op) {
 }  // namespace
 
 Result<TrainStagePlan> TrainStagePlan::Create(const TrainSpec& spec, const model::CutSets& cuts,
-                                              StageId stage, const model::Op& loss) {
+                                              StageId stage, std::span<const model::Op> losses) {
   const model::Graph& graph = *spec.graph;
   const model::Partition& partition = *spec.partition;
   TrainStagePlan plan;
@@ -94,19 +92,23 @@ Result<TrainStagePlan> TrainStagePlan::Create(const TrainSpec& spec, const model
   }
   const TrainOpContext context{graph, spec.products, spec.schedule->slices,
                                spec.forward_only ? 0.0F : spec.dropout};
+  const auto loss_index = static_cast<int32_t>(graph.ops.size());
   const auto first = static_cast<size_t>(partition.first_layer(stage));
   const auto last = static_cast<size_t>(partition.end_layer(stage)) - 1;
   for (int32_t i = graph.layers[first].first_op; i < graph.layers[last].last_op; ++i) {
     PENSTOCK_TRY_ASSIGN(std::unique_ptr<TrainOp> op, MakeTrainOp(i, context));
     PENSTOCK_TRY(CheckInputs(graph, *op));
+    const std::vector<ValueId>& made = op->node().outputs;
     plan.ops.push_back({i, std::move(op), false});
+    // A term of the loss stands right after its logits, so that they live no longer.
+    for (size_t k = 0; k < losses.size(); ++k) {
+      if (std::find(made.begin(), made.end(), losses[k].inputs[0]) != made.end()) {
+        const auto term = static_cast<int32_t>(k);
+        plan.ops.push_back({loss_index + term, MakeLossOp(losses[k], k), false, term});
+      }
+    }
   }
-  const auto loss_index = static_cast<int32_t>(graph.ops.size());
-  if (graph.value(graph.logits).producer.value() == static_cast<int32_t>(last)) {
-    plan.ops.push_back({loss_index, MakeLossOp(loss), false});
-  }
-  MarkRecomputed(plan, spec.forward_only ? Recompute::kNone : spec.recompute, loss_index,
-                 graph.values.size());
+  MarkRecomputed(plan, spec.forward_only ? Recompute::kNone : spec.recompute, graph.values.size());
   return plan;
 }
 

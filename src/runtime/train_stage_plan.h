@@ -20,9 +20,10 @@ namespace penstock::runtime {
 
 // One operation of a stage.
 struct PlannedOp {
-  int32_t index = 0;  // in the graph; graph.ops.size() for the loss
+  int32_t index = 0;  // in the graph; from graph.ops.size() on for the terms of the loss
   std::unique_ptr<TrainOp> run;
   bool recomputed = false;  // in R of a unit that recomputes
+  int32_t term = -1;        // of the loss that it computes
 };
 
 struct TrainStagePlan {
@@ -31,9 +32,9 @@ struct TrainStagePlan {
   std::vector<ValueId> front;  // activations that cross the boundary in front, ascending
   std::vector<ValueId> behind;
 
-  // `loss` must outlive the plan: the pseudo operation that reads the logits.
+  // `losses` must outlive the plan: pseudo operations that read the logits of each term.
   static Result<TrainStagePlan> Create(const TrainSpec& spec, const model::CutSets& cuts,
-                                       StageId stage, const model::Op& loss);
+                                       StageId stage, std::span<const model::Op> losses);
 };
 
 // Where a value, or the gradient of one, lies on a rank: columns of a root that one operation

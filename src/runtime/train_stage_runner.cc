@@ -122,17 +122,18 @@ OpFrame TrainStageRunner::Frame(TrainUnit& unit, const PlannedOp& op, size_t lan
   return frame;
 }
 
-Result<> TrainStageRunner::Forward(TrainUnit& unit, size_t at, bool again, double& loss) {
+Result<> TrainStageRunner::Forward(TrainUnit& unit, size_t at, bool again,
+                                   std::span<double> losses) {
   for (const PlannedOp& op : unit.plan().stages()[at]->ops) {
     if (!op.run->traits.view && (!again || op.recomputed)) {
-      PENSTOCK_TRY(ForwardOp(unit, at, op, again, loss));
+      PENSTOCK_TRY(ForwardOp(unit, at, op, again, losses));
     }
   }
   return {};
 }
 
 Result<> TrainStageRunner::ForwardOp(TrainUnit& unit, size_t at, const PlannedOp& op, bool again,
-                                     double& loss) {
+                                     std::span<double> losses) {
   const model::Op& node = op.run->node();
   const OpShape shape = ShapeOf(unit, *op.run);
   bool there = again && !node.outputs.empty() && unit.Has(node.outputs[0]);
@@ -164,7 +165,9 @@ Result<> TrainStageRunner::ForwardOp(TrainUnit& unit, size_t at, const PlannedOp
     }
     OpFrame frame = Frame(unit, op, 0);
     op.run->Forward(frame);
-    loss += frame.loss;
+    if (op.term >= 0) {
+      losses[static_cast<size_t>(op.term)] += frame.loss;
+    }
   }
   const bool dropped =
       unit.plan().forward_only() || (!again && op.recomputed && unit.recomputes(at));

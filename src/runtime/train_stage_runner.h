@@ -28,9 +28,9 @@ class TrainStageRunner {
 
   explicit TrainStageRunner(const Context& context) : c_(context) {}
 
-  // F, or R (`again`). `at`: index of the stage in the unit's plan. Adds the loss where the stage
-  // has the head.
-  Result<> Forward(TrainUnit& unit, size_t at, bool again, double& loss);
+  // F, or R (`again`). `at`: index of the stage in the unit's plan. Adds to `losses`, one per term
+  // of the graph's loss, what the stage computes of it.
+  Result<> Forward(TrainUnit& unit, size_t at, bool again, std::span<double> losses);
 
   // I, W, or both at once (B), into the accumulators of this local lane. Afterwards the gradients
   // of the values in front of the stage are there.
@@ -51,7 +51,8 @@ class TrainStageRunner {
                       bool from_forward);
   void FreeExtras(TrainUnit& unit, const PlannedOp& op, ReadIn half, bool all);
   void FreeShared(TrainUnit& unit, const PlannedOp& op);
-  Result<> ForwardOp(TrainUnit& unit, size_t at, const PlannedOp& op, bool again, double& loss);
+  Result<> ForwardOp(TrainUnit& unit, size_t at, const PlannedOp& op, bool again,
+                     std::span<double> losses);
   Result<> BackwardOp(TrainUnit& unit, const PlannedOp& op, bool input, bool weight, size_t lane);
   Result<> InputHalf(TrainUnit& unit, const PlannedOp& op, const OpShape& shape);
   void RunInput(TrainUnit& unit, const PlannedOp& op, bool moved);

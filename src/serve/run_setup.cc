@@ -98,7 +98,7 @@ int64_t ReadLimit(const char* path) {
 
 }  // namespace
 
-Result<ModelBundle> OpenBundle(const std::string& path) {
+Result<ModelBundle> OpenBundle(const std::string& path, model::GraphUse use) {
   ModelBundle bundle;
   PENSTOCK_TRY_ASSIGN(bundle.files, weights::OpenModel(path));
   if (bundle.files->config().is_null()) {
@@ -107,7 +107,7 @@ Result<ModelBundle> OpenBundle(const std::string& path) {
         "[serve.setup] {}: the file holds a vocabulary only, no weights; `tokenize` can use it",
         path);
   }
-  PENSTOCK_TRY_ASSIGN(bundle.model, model::BuildModel(bundle.files->config(), path));
+  PENSTOCK_TRY_ASSIGN(bundle.model, model::BuildModel(bundle.files->config(), path, use));
   return bundle;
 }
 

@@ -27,7 +27,8 @@ struct ModelBundle {
   model::Model model;
 };
 
-Result<ModelBundle> OpenBundle(const std::string& path);
+Result<ModelBundle> OpenBundle(const std::string& path,
+                               model::GraphUse use = model::GraphUse::kRun);
 
 // What the command line says; the same on every rank.
 struct RunOptions {

@@ -14,7 +14,8 @@ namespace penstock::testing {
 Result<TrainModel> OpenTrainModel(const std::string& path) {
   TrainModel opened;
   PENSTOCK_TRY_ASSIGN(opened.files, weights::OpenModel(path));
-  PENSTOCK_TRY_ASSIGN(model::Model built, model::BuildModel(opened.files->config(), path));
+  PENSTOCK_TRY_ASSIGN(model::Model built,
+                      model::BuildModel(opened.files->config(), path, model::GraphUse::kTrain));
   opened.graph = std::move(built.graph);
   return opened;
 }

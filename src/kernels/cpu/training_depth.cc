@@ -61,16 +61,17 @@ void CpuTraining::StreamWeightsBackwardWeight(const StreamParams& params, Tensor
   OverColumns(x.columns() / n, x.rows() * n * each, [&](RowRange range) {
     StreamMixColumns(params, x, factors, dmix, Floats(dnorm), range);
   });
-  float sums[2] = {0.0F, 0.0F};
+  double sums[2] = {0.0, 0.0};
   for (int64_t r = 0; r < dc.rows(); ++r) {
     const float* gradient = dc.Row<float>(r).data();
     const float* tanh = factors.Row<float>(r).data() + n * each;
     for (int64_t i = 0; i < n * each; ++i) {
-      sums[i % each == n + 1 ? 1 : 0] += gradient[i] * tanh[i];
+      sums[i % each == n + 1 ? 1 : 0] +=
+          static_cast<double>(gradient[i]) * static_cast<double>(tanh[i]);
     }
   }
-  Floats(dscale)[0] += sums[0];
-  Floats(dscale)[1] += sums[1];
+  Floats(dscale)[0] += static_cast<float>(sums[0]);
+  Floats(dscale)[1] += static_cast<float>(sums[1]);
 }
 
 void CpuTraining::StreamReadBackward(int64_t streams, Tensor x, Tensor c, Tensor dout,

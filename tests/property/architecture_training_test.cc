@@ -1,0 +1,197 @@
+// Every variation of the decoder trains the same on any schedule, cut and number of threads, bit
+// for bit, takes the memory that was foretold, and has the gradients of the PyTorch reference.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "schedule/registry.h"
+#include "support/training_runs.h"
+#include "weights/safetensors.h"
+
+namespace penstock::testing {
+namespace {
+
+const std::string kModels = std::string(PENSTOCK_SOURCE_DIR) + "/tests/golden/models/";
+
+std::vector<std::string> Architectures() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(kModels)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("arch-")) {
+      names.push_back(name);
+    }
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+class Architecture : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    auto opened = OpenTrainModel(kModels + GetParam());
+    ASSERT_TRUE(opened.ok()) << opened.error().message;
+    model_ = std::move(opened).value();
+    batches_ = RandomBatches(4, model_.graph.value(model_.graph.logits).width, 20, 5);
+  }
+
+  TrainOutcome Run(const TrainCase& test) {
+    auto outcome = RunTrainCase(model_, test, batches_);
+    EXPECT_TRUE(outcome.ok()) << test.Text() << ": "
+                              << (outcome.ok() ? "" : outcome.error().message);
+    return outcome.ok() ? std::move(outcome).value() : TrainOutcome();
+  }
+
+  void ExpectSame(const TrainCase& test, const TrainOutcome& wanted) {
+    const std::string text = GetParam() + " " + test.Text();
+    const TrainOutcome got = Run(test);
+    EXPECT_EQ(wanted.loss, got.loss) << text;
+    ASSERT_EQ(wanted.gradients.size(), got.gradients.size()) << text;
+    for (const auto& [name, numbers] : wanted.gradients) {
+      const auto it = got.gradients.find(name);
+      ASSERT_NE(it, got.gradients.end()) << text << ": " << name;
+      ASSERT_EQ(numbers.size(), it->second.size());
+      EXPECT_EQ(std::memcmp(numbers.data(), it->second.data(), numbers.size() * 4), 0)
+          << text << ": " << name;
+    }
+    for (size_t r = 0; r < got.ranks.size(); ++r) {
+      for (size_t c = 0; c < kMemoryCategories; ++c) {
+        EXPECT_EQ(got.ranks[r].peak.bytes[c], got.ranks[r].planned.bytes[c])
+            << text << ", rank " << r << ", " << MemoryCategoryName(static_cast<MemoryCategory>(c));
+      }
+    }
+  }
+
+  TrainOutcome Reference(std::vector<int32_t> lanes = {}, int slices = 0) {
+    TrainCase one;
+    one.schedule = slices > 1 ? "sliced-1f1b" : "1f1b";
+    one.micro_batches = 4;
+    one.lane_starts = std::move(lanes);
+    one.slices = slices;
+    return Run(one);
+  }
+
+  static TrainCase Case(const std::string& schedule, int ranks, int chunks = 0) {
+    TrainCase test;
+    test.schedule = schedule;
+    test.ranks = ranks;
+    test.chunks = chunks;
+    test.micro_batches = 4;
+    return test;
+  }
+
+  TrainModel model_;
+  std::vector<runtime::MicroBatchData> batches_;
+};
+
+TEST_P(Architecture, TheGradientsAreThoseOfTheReference) {
+  const auto golden = ReadJsonFile(kModels + GetParam() + "/golden.json");
+  ASSERT_TRUE(golden.ok()) << golden.error().message;
+  batches_.clear();
+  for (const Json& prompt : golden.value()["prompts"]) {
+    runtime::MicroBatchData batch;
+    batch.tokens = prompt["tokens"].get<std::vector<int32_t>>();
+    batch.targets.assign(batch.tokens.begin() + 1, batch.tokens.end());
+    batch.targets.push_back(-1);
+    batch.sequences = {{batch.rows(), 0}};
+    batch.key = static_cast<uint32_t>(batches_.size());
+    batches_.push_back(std::move(batch));
+  }
+  TrainCase test;
+  test.schedule = "1f1b";
+  test.micro_batches = 2;
+  const TrainOutcome got = Run(test);
+  EXPECT_NEAR(got.loss, golden.value()["loss"].get<double>(), 1e-5);
+
+  const auto bytes = ReadFile(kModels + GetParam() + "/gradients.safetensors");
+  ASSERT_TRUE(bytes.ok());
+  const auto header = weights::ParseSafetensors(
+      std::as_bytes(std::span(bytes.value().data(), bytes.value().size())), "gradients");
+  ASSERT_TRUE(header.ok()) << header.error().message;
+  EXPECT_EQ(header->tensors.size(), got.gradients.size());
+  double difference = 0;
+  double norm = 0;
+  for (const weights::StoredTensor& tensor : header->tensors) {
+    const auto it = got.gradients.find(tensor.name);
+    ASSERT_NE(it, got.gradients.end()) << tensor.name;
+    std::vector<float> want(it->second.size());
+    std::memcpy(want.data(), bytes.value().data() + tensor.offset, want.size() * 4);
+    double own = 0;
+    double own_norm = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+      const double d = static_cast<double>(it->second[i]) - static_cast<double>(want[i]);
+      own += d * d;
+      own_norm += static_cast<double>(want[i]) * static_cast<double>(want[i]);
+    }
+    // Small gradients are differences of large numbers.
+    EXPECT_LE(std::sqrt(own), 1e-4 * std::sqrt(own_norm) + 1e-9) << tensor.name;
+    difference += own;
+    norm += own_norm;
+  }
+  EXPECT_LT(std::sqrt(difference / norm), 1e-5);
+}
+
+TEST_P(Architecture, EveryCutGivesTheBitsOfOneStage) {
+  const TrainOutcome wanted = Reference();
+  const int64_t units = model_.graph.num_layers();
+  for (int64_t at = 1; at < units; ++at) {
+    TrainCase test = Case("1f1b", 2);
+    test.cut = {at};
+    ExpectSame(test, wanted);
+  }
+  TrainCase ends = Case("zb-h1", 4);
+  ends.cut = {1, 3, units - 1};
+  ExpectSame(ends, wanted);
+  ends.cut = {2, 2, units - 2};
+  ends.threads = 2;
+  ExpectSame(ends, wanted);
+}
+
+TEST_P(Architecture, LoopAndVPlacementsGiveTheBitsOfOneStage) {
+  const TrainOutcome wanted = Reference();
+  for (const auto& [schedule, ranks, chunks] : {std::tuple{"gpipe", 3, 0},
+                                                {"interleaved-1f1b", 2, 2},
+                                                {"interleaved-1f1b", 2, 3},
+                                                {"zb-v", 2, 0},
+                                                {"zb-v", 3, 0},
+                                                {"interleaved-zb", 2, 2},
+                                                {"looped-bfs", 3, 2},
+                                                {"v-half", 2, 0},
+                                                {"dualpipe-v", 2, 0}}) {
+    ExpectSame(Case(schedule, ranks, chunks), wanted);
+  }
+}
+
+TEST_P(Architecture, RecomputationSlicesAndMirroredStagesGiveTheBitsOfOneStage) {
+  TrainCase test = Case("1f1b", 3);
+  const TrainOutcome wanted = Reference();
+  test.recompute = runtime::Recompute::kFull;
+  ExpectSame(test, wanted);
+  test.recompute = runtime::Recompute::kSelective;
+  ExpectSame(test, wanted);
+  const TrainOutcome two_lanes = Reference({0, 2});
+  TrainCase mirrored = Case("dualpipe", 2);
+  mirrored.lane_starts = {0, 2};
+  ExpectSame(mirrored, two_lanes);
+  TrainCase sliced = Case("sliced-1f1b", 2);
+  sliced.slices = 3;
+  ExpectSame(sliced, Reference({}, 3));
+}
+
+std::string TestName(const ::testing::TestParamInfo<std::string>& name) {
+  std::string text = name.param;
+  std::ranges::replace(text, '-', '_');
+  return text;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Architecture, ::testing::ValuesIn(Architectures()), TestName);
+
+}  // namespace
+}  // namespace penstock::testing
