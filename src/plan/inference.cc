@@ -132,8 +132,14 @@ StageTimes InferencePricer::Impl::Stages(const Layout& layout,
   size_t unit = 0;
   for (size_t s = 0; s < layout.cut.size(); ++s) {
     LayerTime time;
-    for (int32_t i = 0; i < layout.cut[s]; ++i, ++unit) {
-      time += classes[static_cast<size_t>(context.model->class_of[unit])];
+    // Neighbours are alike: one product per run of equal layers.
+    for (int32_t i = 0; i < layout.cut[s];) {
+      const int32_t c = context.model->class_of[unit];
+      double run = 0;
+      for (; i < layout.cut[s] && context.model->class_of[unit] == c; ++i, ++unit) {
+        run += 1;
+      }
+      time += classes[static_cast<size_t>(c)] * run;
     }
     const double total = time.total_s(context.calibration());
     out.total_s.push_back(total);

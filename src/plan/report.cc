@@ -206,9 +206,30 @@ Json AnswerJson(const Context& context, const Answer& answer, int top) {
                             {"kv_same_total_bytes", Bytes(s.kv_same_total_bytes)}});
     }
     verdict["shares"] = shares;
-    verdict["pipeline_bytes_per_lap"] = Bytes(v.pipeline_bytes_per_lap);
-    verdict["tensor_bytes_per_lap"] = Bytes(v.tensor_bytes_per_lap);
-    verdict["tensor_collectives_s"] = v.tensor_collectives_s;
+    const StagesAgainstTensor& a = v.against;
+    verdict["pipeline_bytes_per_lap"] = Bytes(a.pipeline_bytes);
+    verdict["tensor_bytes_per_lap"] = Bytes(a.tensor_bytes);
+    verdict["tensor_collectives_s"] = a.collectives_s;
+    verdict["stages_against_tensor"] = Json{{"stages", a.stages},
+                                            {"devices", a.devices},
+                                            {"pipeline_bytes_per_lap", Bytes(a.pipeline_bytes)},
+                                            {"tensor_bytes_per_lap", Bytes(a.tensor_bytes)},
+                                            {"pipeline_memory_s", a.pipeline_memory_s},
+                                            {"tensor_memory_s", a.tensor_memory_s},
+                                            {"pipeline_hops_s", a.hops_s},
+                                            {"tensor_collectives_s", a.collectives_s},
+                                            {"tensor_collectives", a.collectives}};
+  }
+  if (v.best) {
+    const auto maybe = [](const std::optional<double>& value) {
+      return value ? Json(*value) : Json(nullptr);
+    };
+    const BreakEven& e = v.break_even;
+    verdict["break_even"] = Json{{"batch", maybe(e.batch)},
+                                 {"sequences", maybe(e.sequences)},
+                                 {"requests_per_s", maybe(e.requests_per_s)},
+                                 {"full_groups", e.full_groups},
+                                 {"full_sequences", e.full_sequences}};
   }
   Json sensitivity = Json::array();
   for (const Sensitivity& s : v.sensitivity) {

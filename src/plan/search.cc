@@ -69,6 +69,7 @@ class Searcher {
   void TrainingShape(const Layout& layout, TrainingPricer& pricer);
   bool SetFixedCut(Layout& layout) const;
   bool TooHeavy(const Layout& layout);
+  double WholeBytes(const Layout& layout);
   std::vector<int64_t> TensorParallel() const;
   std::vector<int64_t> ExpertParallel(const Layout& layout) const;
   void SimulateBest();
@@ -80,7 +81,8 @@ class Searcher {
   SearchResult result_;
   std::map<LayoutKey, Plan> best_;          // that fit
   std::map<LayoutKey, Rejected> rejected_;  // nearest to fitting
-  std::vector<Plan> front_;                 // running Pareto set
+  std::map<std::tuple<int64_t, int64_t, hw::Precision, bool>, double> whole_bytes_;
+  std::vector<Plan> front_;  // running Pareto set
   double best_tokens_per_s_ = 0;
   std::unique_ptr<TrainingPricer> training_;
 };
@@ -172,18 +174,30 @@ std::vector<int64_t> Searcher::ExpertParallel(const Layout& layout) const {
   return Or(fixed_.ep, out);
 }
 
+// Weights of the whole model divided as the layout's tp and ep say.
+double Searcher::WholeBytes(const Layout& layout) {
+  const auto [it, fresh] =
+      whole_bytes_.try_emplace({layout.tp, layout.ep, layout.precision, layout.as_stored}, 0.0);
+  if (fresh) {
+    std::vector<double> classes;
+    for (const cost::LayerProfile& layer : context_.model->classes) {
+      classes.push_back(cost::WeightBytesPerDevice(layer, layout.sharding(), layout.formats()));
+    }
+    for (const int32_t c : context_.model->class_of) {
+      it->second += classes[static_cast<size_t>(c)];
+    }
+  }
+  return it->second;
+}
+
 // Weights alone over the least that a stage can hold: no need to price it. Offers the rejection.
 bool Searcher::TooHeavy(const Layout& layout) {
   if (!options_.prune) {
     return false;
   }
-  const cost::Formats formats = layout.formats();
   double bytes = 0;
   if (context_.workload->mode == Mode::kInference) {
-    for (const int32_t c : context_.model->class_of) {
-      bytes += cost::WeightBytesPerDevice(context_.model->classes[static_cast<size_t>(c)],
-                                          layout.sharding(), formats);
-    }
+    bytes = WholeBytes(layout);
   }
   const double least = bytes / static_cast<double>(layout.pp);
   if (least <= context_.system->device.usable_bytes() * 1.3) {

@@ -126,6 +126,51 @@ TEST(Verdict, AModelThatOutgrowsTheDomainGains) {
   EXPECT_GT(v.gain.value_or(2), 1.02) << v.reason;
 }
 
+// Pencil and paper: C / W rows share a 2-byte weight before 2 operations per weight take as long.
+TEST(Verdict, TheBreakEvenBatchIsRateOverBandwidth) {
+  const Question q("llama-3.1-8b", "dgx-h100", "inference");
+  const Verdict v = q.Answer(1);
+  const hw::Calibration& c = q.system.inference;
+  const double by_hand = q.system.device.Rate(hw::Precision::kBf16).second *
+                         c.matrix_efficiency.At(1000) /
+                         (q.system.device.memory_bandwidth * c.memory_efficiency);
+  ASSERT_TRUE(v.break_even.batch);
+  EXPECT_NEAR(*v.break_even.batch / by_hand, 1, 0.15);  // rows are read and written too
+}
+
+TEST(Verdict, TheBreakEvenTrafficIsWhereTheBestPlanChangesSides) {
+  Question q("llama-3.1-8b", "dgx-h100", "inference", {"prompt_tokens=2000", "sequences=32"});
+  q.system.device.memory_bytes = 24e9;  // two cards whose memory soon runs out
+  q.system.device.memory_reserve_bytes = 1e9;
+  for (hw::LinkLevel& link : q.system.links) {  // and 10 Gbit/s between them
+    link.latency_s = 5e-5;
+    link.bandwidth = 1.2e9;
+    link.collective_latency_s = 2e-4;
+  }
+  const Verdict v = q.Answer(2);
+  ASSERT_TRUE(v.break_even.sequences) << v.reason;
+  const auto piped = [&](double sequences) {
+    Question there = q;
+    there.workload.inference.sequences = std::round(sequences);
+    return there.Answer(2).pipeline;
+  };
+  EXPECT_NE(piped(*v.break_even.sequences * 0.9), piped(*v.break_even.sequences * 1.1));
+  EXPECT_GT(v.break_even.requests_per_s.value_or(0), 0);
+  EXPECT_GE(v.break_even.full_groups, 2);
+}
+
+TEST(Verdict, StagesReadTheWeightsOncePerGroupAndTensorParallelismOnce) {
+  const Question q("llama-3.1-405b", "dgx-h100", "inference", {"sequences=256"});
+  const Verdict v = q.Answer(16);
+  const StagesAgainstTensor& a = v.against;
+  ASSERT_EQ(a.stages, v.best->layout.pp);
+  const double weights = 2 * q.model.parameters;
+  const auto groups = static_cast<double>(v.best->layout.micro_batches);
+  EXPECT_NEAR((a.pipeline_bytes - a.tensor_bytes) / ((groups - 1) * weights), 1, 0.01);
+  EXPECT_EQ(a.collectives, 2 * 126 + 1);  // two per layer, one for the embedding
+  EXPECT_GT(a.collectives_s, a.hops_s);
+}
+
 TEST(Verdict, LatencyNeverImprovesWithStages) {
   const Question q("llama-3.1-8b", "dgx-h100", "inference", {"sequences=1"});
   const double one = q.Find(1, "tp=1,pp=1").plans.at(0).tpot_s;

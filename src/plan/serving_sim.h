@@ -34,7 +34,7 @@ struct ServingForecast {
   double prefill_s = 0;
   int64_t decode_tokens = 0;
   double decode_s = 0;
-  double tpot_s = 0;  // mean per token after a sequence's first
+  double tpot_s = 0;          // mean per token after a sequence's first
   double steady_token_s = 0;  // per token while all sequences decode
   double end_s = 0;
   std::vector<double> busy_s;  // of each stage, in all

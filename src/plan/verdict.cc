@@ -106,6 +106,13 @@ std::vector<Knob> Knobs(const Context& context) {
   }
   const InferenceWorkload& w = context.workload->inference;
   if (context.workload->mode == Mode::kTraining) {
+    const auto batch = static_cast<double>(context.workload->training.global_batch);
+    // In powers of two of today's, so that it still divides over replicas.
+    knobs.push_back(
+        {"global batch", "sequences", batch, [batch](hw::System&, Workload& work, double v) {
+           const double times = std::exp2(std::round(std::log2(v / batch)));
+           work.training.global_batch = std::max<int64_t>(1, static_cast<int64_t>(batch * times));
+         }});
     return knobs;
   }
   if (w.arrivals()) {
@@ -211,22 +218,146 @@ void FindShares(const Context& context, const Plan& plan, Verdict& verdict) {
   verdict.rule_gain =
       verdict.rho < 1 ? ReplicaRule(verdict.rho, static_cast<double>(verdict.rule_stages)) : 0;
   verdict.sequences_per_weight_read = static_cast<double>(plan.layout.micro_batch);
-  const auto p = static_cast<double>(plan.layout.pp);
-  const auto tp = static_cast<double>(plan.layout.tp);
-  const double context_tokens = w.prompt_tokens.mean + w.output_tokens.mean / 2;
-  const double kv = InferenceMemory(context, layout, live, context_tokens, 0)[0].kv * tp;
-  verdict.pipeline_bytes_per_lap =
-      static_cast<double>(plan.layout.micro_batches) * whole.weights * tp + kv;
-  verdict.tensor_bytes_per_lap = whole.weights * tp + kv;
-  double collectives = 0;
+}
+
+// `plan` is the best with stages, or the best of all (then two stages are compared).
+void CompareWithTensor(const Context& context, const Plan& plan, Verdict& verdict) {
+  const InferenceWorkload& w = context.workload->inference;
+  const hw::Calibration& c = context.calibration();
+  Layout layout = plan.layout;
+  StagesAgainstTensor& out = verdict.against;
+  out.stages = std::max<int64_t>(2, layout.pp);
+  out.devices = out.stages * layout.tp;
+  layout.pp = 1;
+  layout.cut = {context.model->num_layers()};
+  const double live =
+      std::max(1.0, plan.concurrent_sequences / static_cast<double>(plan.layout.dp));
+  const double tokens = w.prompt_tokens.mean + w.output_tokens.mean / 2;
+  const MemoryAccount whole = InferenceMemory(context, layout, live, tokens, 0)[0];
+  const auto tp = static_cast<double>(layout.tp);
+  const double groups = plan.layout.pp > 1 ? static_cast<double>(plan.layout.micro_batches)
+                                           : static_cast<double>(out.stages);
+  out.pipeline_bytes = groups * whole.weights * tp + whole.kv * tp;
+  out.tensor_bytes = whole.weights * tp + whole.kv * tp;
+  const double rate = context.system->device.memory_bandwidth * c.memory_efficiency *
+                      static_cast<double>(out.devices);
+  out.pipeline_memory_s = out.pipeline_bytes / rate;
+  out.tensor_memory_s = out.tensor_bytes / rate;
+  const double rows = std::max(1.0, live / groups);
+  const double width = context.model->hidden;
+  out.hops_s =
+      static_cast<double>(out.stages - 1) *
+          hw::MessageSeconds(*context.system, plan.layout.hop_distance(), rows * width * 2 / tp) +
+      hw::MessageSeconds(*context.system, plan.layout.hop_distance() * (out.stages - 1), 4 * rows);
   for (int32_t l = 0; l < context.model->num_layers(); ++l) {
     const cost::LayerProfile& layer = context.model->layer(l);
-    collectives +=
-        layer.collectives * hw::AllReduceSeconds(*context.system,
-                                                 {plan.layout.tp * static_cast<int64_t>(p), 1},
-                                                 live * layer.width * 2);
+    const double bytes = layer.width * 2;
+    out.collectives += layer.collectives;
+    out.collectives_s += layer.collectives *
+                         (hw::AllReduceSeconds(*context.system, {out.devices, 1}, live * bytes) -
+                          hw::AllReduceSeconds(*context.system, {plan.layout.tp, 1}, rows * bytes));
   }
-  verdict.tensor_collectives_s = collectives;
+  out.collectives_s = std::max(0.0, out.collectives_s);
+}
+
+// Arithmetic and bytes of the products of the whole model for `rows` rows: (compute, memory).
+std::pair<double, double> ProductTimes(const Context& context, const Layout& layout, double rows) {
+  cost::StepShape shape;
+  shape.rows = rows;
+  shape.head_rows = rows;
+  shape.decode = true;  // no sequences: no state is read
+  cost::LayerTime time;
+  for (const int32_t c : context.model->class_of) {
+    cost::LayerProfile layer = context.model->classes[static_cast<size_t>(c)];
+    layer.attention.clear();
+    layer.states.clear();
+    layer.whole_row_elements = 0;
+    layer.split_row_elements = 0;
+    time += cost::ForwardTime(layer, shape, layout.sharding(), layout.formats(), context.machine());
+  }
+  return {time.compute_s, time.memory_s};
+}
+
+std::optional<double> BreakEvenRows(const Context& context, const Layout& layout) {
+  const auto computes = [&](double rows) {
+    const auto [compute, memory] = ProductTimes(context, layout, rows);
+    return compute >= memory;
+  };
+  constexpr double kMost = 1 << 20;
+  if (!computes(kMost)) {
+    return std::nullopt;
+  }
+  double low = 1;
+  double high = kMost;
+  if (computes(low)) {
+    return low;
+  }
+  while (high - low > 1) {
+    const double middle = std::floor((low + high) / 2);
+    (computes(middle) ? high : low) = middle;
+  }
+  return high;
+}
+
+// The flip of the knob that says how much work there is, and what it means for arrivals.
+void FindBreakEven(const Context& context, const Plan& best, const Plan* staged, Verdict& verdict) {
+  BreakEven& out = verdict.break_even;
+  out.batch = BreakEvenRows(context, best.layout);
+  for (const Sensitivity& s : verdict.sensitivity) {
+    if (s.constant == "sequences" || s.constant == "global batch") {
+      out.sequences = s.flips_at;
+    } else if (s.constant == "arrivals") {
+      out.requests_per_s = s.flips_at;
+    }
+  }
+  const InferenceWorkload& w = context.workload->inference;
+  if (context.workload->mode == Mode::kInference) {
+    // Little's law, between the two.
+    const double stay = best.ttft_s + w.output_tokens.mean * best.tpot_s;
+    if (out.sequences && stay > 0) {
+      out.requests_per_s = *out.sequences / stay;
+    } else if (out.requests_per_s) {
+      out.sequences = *out.requests_per_s * stay;
+    }
+  }
+  if (staged != nullptr && !staged->stage_s.empty()) {
+    double sum = staged->hop_s;
+    double slowest = 0;
+    for (const double s : staged->stage_s) {
+      sum += s;
+      slowest = std::max(slowest, s);
+    }
+    out.full_groups = slowest > 0 ? std::ceil(sum / slowest - 1e-9) : 0;
+    out.full_sequences = out.full_groups * static_cast<double>(staged->layout.micro_batch) *
+                         static_cast<double>(staged->layout.dp);
+  }
+}
+
+void ExplainBreakEven(const Context& context, const Plan* staged, Verdict& v) {
+  const BreakEven& e = v.break_even;
+  const bool serving = context.workload->mode == Mode::kInference;
+  if (serving) {
+    v.lines.push_back(
+        e.batch ? fmt::format("Break-even batch: with {:.0f} or more rows per read of the weights "
+                              "the products are bound by arithmetic, below by reading.",
+                              *e.batch)
+                : std::string("Break-even batch: none; reading the weights takes longer than the "
+                              "arithmetic at any number of rows."));
+  }
+  std::string traffic = "Break-even traffic: ";
+  if (e.sequences && serving) {
+    traffic += fmt::format("with {:.0f} sequences alive ({:.3g} requests/s) the answer turns",
+                           *e.sequences, e.requests_per_s.value_or(0));
+  } else if (e.sequences) {
+    traffic += fmt::format("with {:.0f} sequences per step the answer turns", *e.sequences);
+  } else {
+    traffic += "within a sixteenth to sixteen times this work the answer stays";
+  }
+  if (e.full_groups > 0 && serving) {
+    traffic += fmt::format("; {} stages are all busy from {:.0f} groups ({:.0f} sequences) on",
+                           staged->layout.pp, e.full_groups, e.full_sequences);
+  }
+  v.lines.push_back(traffic + ".");
 }
 
 void ExplainServing(const Context& context, const SearchResult& result, Verdict& v) {
@@ -251,13 +382,13 @@ void ExplainServing(const Context& context, const SearchResult& result, Verdict&
         "The weights of one group exceed its memory: stages, more tensor parallelism or narrower "
         "weights are needed before anything else counts.");
   }
-  if (best.layout.pp > 1) {
-    lines.push_back(fmt::format(
-        "One lap reads {} from the memories of a group of {} devices; tensor parallelism over the "
-        "same devices would read {} and add {} of collectives to each token.",
-        FormatBytes(v.pipeline_bytes_per_lap), best.layout.tp * best.layout.pp,
-        FormatBytes(v.tensor_bytes_per_lap), FormatSeconds(v.tensor_collectives_s)));
-  }
+  const StagesAgainstTensor& a = v.against;
+  lines.push_back(fmt::format(
+      "{} devices as {} stages read {} per lap ({}) and hop for {}; as tensor parallelism they "
+      "would read {} ({}) and spend {} more on {:.0f} collectives.",
+      a.devices, a.stages, FormatBytes(a.pipeline_bytes), FormatSeconds(a.pipeline_memory_s),
+      FormatSeconds(a.hops_s), FormatBytes(a.tensor_bytes), FormatSeconds(a.tensor_memory_s),
+      FormatSeconds(a.collectives_s), a.collectives));
   lines.push_back("Stages never make a token come sooner: a lap visits all of them.");
   const InferenceWorkload& w = context.workload->inference;
   if (w.max_tpot_s > 0 || w.max_ttft_s > 0) {
@@ -344,6 +475,7 @@ Verdict Judge(const Context& context, const SearchOptions& options, const Search
   }
   if (context.workload->mode == Mode::kInference) {
     FindShares(context, best, v);
+    CompareWithTensor(context, staged != nullptr ? *staged : best, v);
     ExplainServing(context, result, v);
   } else {
     ExplainStep(v);
@@ -377,6 +509,8 @@ Verdict Judge(const Context& context, const SearchOptions& options, const Search
         fmt::format(" {} of {} devices are enough.", best.layout.devices(), options.devices);
   }
   FindSensitivity(context, result, v);
+  FindBreakEven(context, best, staged, v);
+  ExplainBreakEven(context, staged, v);
   return v;
 }
 

@@ -27,6 +27,36 @@ struct Sensitivity {
   std::string then;  // what would be best there
 };
 
+// Where the two sides of a choice cost the same, each by one formula that can be redone by hand.
+struct BreakEven {
+  // Serving: rows that share one read of the weights at which arithmetic takes as long as the read
+  // (products alone; keys and values are never shared). Training: tokens per micro-batch and
+  // device. Nothing where even 2^20 rows stay below.
+  std::optional<double> batch;
+  // Sequences in flight (training: per step) at which the best layout with stages equals the best
+  // without: within 16 times either way. And the arrivals that keep as many alive.
+  std::optional<double> sequences;
+  std::optional<double> requests_per_s;
+  // Groups that keep every stage of the best staged layout busy, ceil((stages + hops) / slowest),
+  // and the sequences in them. 0 without a staged layout.
+  double full_groups = 0;
+  double full_sequences = 0;
+};
+
+// The same devices used as p stages, or as tensor parallelism p times as wide: what one lap of
+// decoding reads, and what it sends.
+struct StagesAgainstTensor {
+  int64_t stages = 0;  // 0: not compared
+  int64_t devices = 0;
+  double pipeline_bytes = 0;  // read from all memories of the group: weights once per group
+  double tensor_bytes = 0;    // weights once
+  double pipeline_memory_s = 0;
+  double tensor_memory_s = 0;
+  double hops_s = 0;         // of one lap
+  double collectives_s = 0;  // of one lap, beyond those that both have
+  double collectives = 0;    // how many
+};
+
 struct Verdict {
   bool pipeline = false;
   std::optional<double> gain;  // in tokens/s over the best plan without; nothing where none fits
@@ -43,9 +73,8 @@ struct Verdict {
   double rule_gain = 0;
   int64_t rule_stages = 0;
   double sequences_per_weight_read = 0;
-  double pipeline_bytes_per_lap = 0;  // read from memory by all devices of a group, pp against tp
-  double tensor_bytes_per_lap = 0;
-  double tensor_collectives_s = 0;  // that tp over the same devices would add to each token
+  BreakEven break_even;
+  StagesAgainstTensor against;
 };
 
 // Prices again under changed constants for the sensitivity, from the result's best layouts.
