@@ -185,7 +185,7 @@ void AddPlan(Verb& app, int& status) {
   verb->AddOption("--fix", flags->fix,
                   "Fix parts of the layout, the rest is searched: tp, pp, dp, ep, cp, chunks, "
                   "micro_batch, schedule, recompute, sequence_parallel, zero, layers=a/b/c, "
-                  "precision");
+                  "precision (of several, as bf16/int8, each is searched)");
   verb->AddOption("--html", flags->html, "Write the answer as one page with plots to this file");
   verb->AddOption("--emit", flags->emit,
                   "Print how to launch the best plan instead: megatron, vllm or penstock")

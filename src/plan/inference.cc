@@ -30,7 +30,8 @@ struct StageTimes {
 struct PriceKey {
   int64_t tp, ep, stride;
   double rows;
-  int kind;  // 0: decode, 1: prefill, 2: decode beside a prefill chunk
+  int kind;       // 0: decode, 1: prefill, 2: decode beside a prefill chunk
+  int precision;  // of weights, twice, and whether as stored
 
   friend bool operator==(const PriceKey&, const PriceKey&) = default;
 };
@@ -40,7 +41,7 @@ struct KeyHash {
     size_t h = static_cast<size_t>(k.tp) * 1000003u + static_cast<size_t>(k.ep);
     h = h * 1000003u + static_cast<size_t>(k.stride);
     h = h * 1000003u + std::hash<double>()(k.rows);
-    return h * 31u + static_cast<size_t>(k.kind);
+    return h * 31u + static_cast<size_t>(k.kind * 64 + k.precision);
   }
 };
 
@@ -97,7 +98,9 @@ struct InferencePricer::Impl {
 const std::vector<LayerTime>& InferencePricer::Impl::Classes(const Layout& layout, double rows,
                                                              int kind) {
   const bool across = layout.ep > layout.tp;
-  const PriceKey key{layout.tp, layout.ep, across ? layout.pp : 1, rows, kind};
+  const PriceKey key{
+      layout.tp, layout.ep, across ? layout.pp : 1,
+      rows,      kind,      2 * static_cast<int>(layout.precision) + (layout.as_stored ? 1 : 0)};
   if (const auto it = prices.find(key); it != prices.end()) {
     return it->second;
   }

@@ -112,6 +112,15 @@ Result<> ParseOne(std::string_view key, std::string_view value, int64_t decoder_
     fixed.sequence_parallel = value == "true";
     return {};
   }
+  if (key == "precision" && value.find('/') != std::string_view::npos) {
+    for (std::string_view rest = value; !rest.empty();) {
+      const size_t slash = rest.find('/');
+      PENSTOCK_TRY_ASSIGN(const hw::Precision one, hw::ParsePrecision(rest.substr(0, slash)));
+      fixed.precisions.push_back(one);
+      rest.remove_prefix(slash == std::string_view::npos ? rest.size() : slash + 1);
+    }
+    return {};
+  }
   if (key == "precision" || key == "kv_precision") {
     PENSTOCK_TRY_ASSIGN((key == "precision" ? fixed.precision : fixed.kv_precision),
                         hw::ParsePrecision(value));

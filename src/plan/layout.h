@@ -131,7 +131,8 @@ struct Fixed {
   std::optional<bool> sequence_parallel;
   std::optional<hw::Precision> precision;
   std::optional<hw::Precision> kv_precision;
-  std::vector<int64_t> layers;  // decoder layers of each stage; empty: searched
+  std::vector<hw::Precision> precisions;  // several: each is searched
+  std::vector<int64_t> layers;            // decoder layers of each stage; empty: searched
 };
 
 // "tp=8,pp=4,layers=20/20/20/20". `decoder_layers` must be the sum of `layers`.

@@ -509,14 +509,56 @@ void SortPlans(std::vector<Plan>& plans) {
   std::rotate(plans.begin(), first, first + 1);
 }
 
+namespace {
+
+void Merge(SearchResult part, Mode mode, SearchResult& all) {
+  const auto append = [](auto& to, auto& from) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+  };
+  append(all.plans, part.plans);
+  append(all.rejected, part.rejected);
+  append(all.pareto, part.pareto);
+  std::vector<Plan> front;
+  for (const Plan& plan : all.pareto) {
+    const bool dominated =
+        std::any_of(all.pareto.begin(), all.pareto.end(), [&](const Plan& other) {
+          return &other != &plan && Dominates(other, plan, mode) && !Dominates(plan, other, mode);
+        });
+    if (!dominated) {
+      front.push_back(plan);
+    }
+  }
+  all.pareto = std::move(front);
+  all.evaluated += part.evaluated;
+  all.pruned += part.pruned;
+  all.seconds_s += part.seconds_s;
+  all.simulated += part.simulated;
+  all.simulate_s += part.simulate_s;
+}
+
+}  // namespace
+
 Result<SearchResult> Search(const Context& context, const SearchOptions& options) {
   if (options.devices < 1) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "[plan.search] --devices: got {}, wanted 1 or more", options.devices);
   }
-  Searcher searcher(context, options);
-  searcher.Run();
-  return searcher.Take();
+  if (options.fixed.precisions.empty()) {
+    Searcher searcher(context, options);
+    searcher.Run();
+    return searcher.Take();
+  }
+  SearchResult all;
+  for (const hw::Precision precision : options.fixed.precisions) {
+    SearchOptions one = options;
+    one.fixed.precisions.clear();
+    one.fixed.precision = precision;
+    Searcher searcher(context, one);
+    searcher.Run();
+    Merge(searcher.Take(), context.workload->mode, all);
+  }
+  SortPlans(all.plans);
+  return all;
 }
 
 }  // namespace penstock::plan

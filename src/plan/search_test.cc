@@ -74,6 +74,18 @@ TEST(Search, PruningLosesNothing) {
   }
 }
 
+TEST(Search, SeveralPrecisionsAreSearchedAndTheBestStandsFirst) {
+  const Question q("llama-3.1-70b", "dgx-h100", "inference");
+  const SearchResult wide = q.Find(4, "precision=bf16");
+  const SearchResult narrow = q.Find(4, "precision=fp8");
+  const SearchResult both = q.Find(4, "precision=bf16/fp8");
+  EXPECT_EQ(both.evaluated, wide.evaluated + narrow.evaluated);
+  ASSERT_FALSE(both.plans.empty());
+  EXPECT_EQ(both.plans[0].layout.precision, hw::Precision::kFp8);
+  EXPECT_EQ(both.plans[0].tokens_per_s, narrow.plans.at(0).tokens_per_s);
+  EXPECT_FALSE(ParseFixed("precision=bf16/fp7", 80).ok());
+}
+
 TEST(Search, EveryLayerStandsInOneStageOfEveryPlan) {
   const Question q("deepseek-v3", "dgx-h200", "training", {"global_batch=256"});
   const SearchResult result = q.Find(256);
