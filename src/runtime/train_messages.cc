@@ -97,7 +97,7 @@ Result<int64_t> TrainExecutor::Receive(const Action& action) {
   }
   for (const ValueId id : link.values) {
     if (action.kind == OpKind::kRecvForward) {
-      PENSTOCK_TRY(unit.Define(*m_.runner.pool, id, unit.ReadingsOfAll(id)));
+      PENSTOCK_TRY(unit.DefineReceived(*m_.runner.pool, id));
     } else {
       PENSTOCK_TRY(unit.MakeGradient(*m_.runner.pool, id));
     }
@@ -124,8 +124,7 @@ Result<int64_t> TrainExecutor::TakeMessage(const Action& action, const TrainLink
   for (const ValueId id : link.values) {
     Tensor to;
     if (forward) {
-      const bool new_here = !unit.Has(id);
-      PENSTOCK_TRY(unit.Define(*m_.runner.pool, id, new_here ? unit.ReadingsOfAll(id) : 0));
+      PENSTOCK_TRY(unit.DefineReceived(*m_.runner.pool, id));
       to = unit.Has(id) ? unit.Value(id) : Tensor();
     } else {
       PENSTOCK_TRY_ASSIGN(to, unit.MakeGradient(*m_.runner.pool, id));

@@ -112,6 +112,7 @@ struct TrainScheduleOptions {
   Recompute recompute = Recompute::kNone;
   bool optimizer = true;  // OPT actions at the end
   int credits = 2;        // messages in flight per edge and direction that the proof counts on
+  bool naive = false;     // long values go over every hop again, also to ranks that hold them
 };
 
 // Makes a compute-only schedule (a generator's, or a file's) ready for this graph and cut: long

@@ -246,7 +246,7 @@ Result<Schedule> PrepareTrainSchedule(const Schedule& compute, const model::Grap
   if (!made.lowered) {
     PENSTOCK_TRY_ASSIGN(made,
                         schedule::AddCommunication(made, {.route = schedule::LongRoute::kNearest,
-                                                          .naive = false,
+                                                          .naive = options.naive,
                                                           .credits = options.credits}));
     PENSTOCK_TRY_ASSIGN(made, schedule::ReleaseValues(made));
   }

@@ -14,10 +14,12 @@ TrainUnit::TrainUnit(const DirectionPlan& plan, int32_t index, const Sizes& size
       values_(plan.num_values()),
       readings_(plan.num_values(), 0),
       gradients_(plan.num_values()),
-      present_(plan.num_values(), 0) {}
+      present_(plan.num_values(), 0),
+      known_(plan.num_values(), 0) {}
 
 Result<> TrainUnit::Define(BlockPool& pool, ValueId id, int32_t readings) {
   const size_t root = Root(id);
+  known_[root] = 1;
   if (readings_[root] > 0) {
     readings_[root] += readings;  // still there
     return {};
@@ -29,6 +31,10 @@ Result<> TrainUnit::Define(BlockPool& pool, ValueId id, int32_t readings) {
                       pool.Take(RowsOf(id) * plan_.value_width(static_cast<int32_t>(root)) * 4));
   readings_[root] = readings;
   return {};
+}
+
+Result<> TrainUnit::DefineReceived(BlockPool& pool, ValueId id) {
+  return known_[Root(id)] != 0 ? Result<>() : Define(pool, id, ReadingsOfAll(id));
 }
 
 bool TrainUnit::Has(ValueId id) const {

@@ -50,6 +50,9 @@ class TrainUnit {
 
   // Makes memory for the root of `id`, to be read `readings` times.
   Result<> Define(BlockPool& pool, ValueId id, int32_t readings);
+  // The same for a value that another rank sent. One that came or was made before (where a schedule
+  // sends over every hop) has had all its readings counted: nothing changes.
+  Result<> DefineReceived(BlockPool& pool, ValueId id);
   bool Has(ValueId id) const;
   Tensor Value(ValueId id);
   // One reading less; the last one gives the memory back.
@@ -106,6 +109,7 @@ class TrainUnit {
   std::map<int32_t, int32_t> sends_;              // per root
   std::vector<Block> gradients_;                  // per root
   std::vector<uint8_t> present_;                  // per value
+  std::vector<uint8_t> known_;                    // per root: it was defined before
   std::map<int32_t, std::vector<Block>> extras_;  // per operation
 };
 

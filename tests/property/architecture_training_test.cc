@@ -12,6 +12,8 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "model/config.h"
+#include "model/cut.h"
 #include "schedule/registry.h"
 #include "support/training_runs.h"
 #include "weights/safetensors.h"
@@ -186,6 +188,106 @@ TEST_P(Architecture, RecomputationSlicesAndMirroredStagesGiveTheBitsOfOneStage) 
   TrainCase sliced = Case("sliced-1f1b", 2);
   sliced.slices = 3;
   ExpectSame(sliced, Reference({}, 3));
+}
+
+// Forward bytes of a traced run.
+int64_t ForwardBytes(const TrainOutcome& outcome) {
+  int64_t bytes = 0;
+  for (const runtime::RankGradients& rank : outcome.ranks) {
+    for (const trace::Slice& slice : rank.timeline.slices) {
+      bytes += slice.action.kind == schedule::OpKind::kSendForward ? slice.bytes : 0;
+    }
+  }
+  return bytes;
+}
+
+TEST_P(Architecture, WhatIsSentForwardIsWhatRanksLackAndNothingMore) {
+  const TrainOutcome wanted = Reference();
+  int64_t rows = 0;
+  for (const runtime::MicroBatchData& batch : batches_) {
+    rows += batch.rows();
+  }
+  for (const auto& [name, ranks, chunks] : {std::tuple{"1f1b", 3, 0},
+                                            {"interleaved-1f1b", 2, 2},
+                                            {"looped-bfs", 2, 3},
+                                            {"zb-v", 2, 0},
+                                            {"zb-v", 3, 0}}) {
+    TrainCase test = Case(name, ranks, chunks);
+    test.keep_trace = true;
+    const auto made = schedule::Generate(name, {ranks, test.micro_batches, chunks, 0});
+    ASSERT_TRUE(made.ok());
+    if (made->num_stages() > model_.graph.num_layers()) {
+      continue;  // nothing goes by way of an empty stage's rank
+    }
+    const auto partition =
+        model::CutBalanced(model::LayerCountWeights(model_.graph), made->num_stages(), true);
+    ASSERT_TRUE(partition.ok());
+    std::vector<RankId> rank_of;
+    for (int32_t s = 0; s < made->num_stages(); ++s) {
+      rank_of.push_back(made->placement.RankOf(StageId(s), 0));
+    }
+    const model::CutSets cuts(model_.graph);
+    const model::HopPlan plan =
+        model::PlanHops(model_.graph, cuts, partition.value(), rank_of, ranks, 4);
+    int64_t needed = 0;
+    int64_t naive = 0;
+    const auto bytes = [&](const std::vector<ValueId>& values) {
+      int64_t sum = 0;
+      for (const ValueId id : values) {
+        // Every rank has the token ids.
+        const model::Value& value = model_.graph.value(id);
+        sum += value.type == model::ValueType::kActivation ? model::BytesPerToken(value, 4) : 0;
+      }
+      return sum;
+    };
+    for (const model::Hop& hop : plan.hops) {
+      needed += bytes(hop.values);
+      naive += bytes(hop.naive);
+    }
+    const TrainOutcome got = Run(test);
+    EXPECT_EQ(ForwardBytes(got), needed * rows) << GetParam() << " " << test.Text();
+    test.naive = true;
+    ExpectSame(test, wanted);
+    EXPECT_EQ(ForwardBytes(Run(test)), naive * rows) << GetParam() << " " << test.Text();
+  }
+}
+
+// The bound for blocks that end with the stages: P ranks, V chunks each, N blocks per chunk send
+// [P (P - 1) / 2 + (V - 1) P (P - 1)] N vectors, and the embedding goes to each other rank once
+// (the running sums are empty there).
+TEST(ArchitectureBytes, AttentionResidualsSendTheTightBound) {
+  constexpr int64_t kWidth = 16;
+  for (const int32_t ranks : {2, 3, 4, 8}) {
+    for (const int32_t chunks : {1, 2, 4}) {
+      const int32_t layers = ranks * chunks;
+      Json config = ParseJson(R"({"model_type":"llama","hidden_size":16,"intermediate_size":16,
+          "num_attention_heads":1,"vocab_size":32,
+          "attention_residuals":{"residual":"block","block_size":2}})",
+                              "test")
+                        .value();
+      config["num_hidden_layers"] = layers;
+      const auto built = model::BuildModel(config, "test");
+      ASSERT_TRUE(built.ok()) << built.error().message;
+      std::vector<int64_t> cut;
+      std::vector<RankId> rank_of = {RankId(0)};
+      for (int32_t s = 1; s < layers; ++s) {
+        cut.push_back(s + 1);
+        rank_of.emplace_back(s % ranks);
+      }
+      const auto partition = model::CutAt(layers + 2, cut);
+      ASSERT_TRUE(partition.ok());
+      const model::HopPlan plan = model::PlanHops(built->graph, model::CutSets(built->graph),
+                                                  partition.value(), rank_of, ranks, 2);
+      int64_t bytes = 0;
+      for (const model::Hop& hop : plan.hops) {
+        for (const ValueId id : hop.values) {
+          bytes += model::BytesPerToken(built->graph.value(id), 2);
+        }
+      }
+      const int64_t blocks = ranks * (ranks - 1) / 2 + (chunks - 1) * ranks * (ranks - 1);
+      EXPECT_EQ(bytes, (blocks + ranks - 1) * kWidth * 2) << ranks << " x " << chunks;
+    }
+  }
 }
 
 std::string TestName(const ::testing::TestParamInfo<std::string>& name) {

@@ -69,10 +69,11 @@ Result<TrainOutcome> RunTrainCase(const TrainModel& model, const TrainCase& test
   if (!partition.ok()) {
     return partition.error();
   }
-  PENSTOCK_TRY_ASSIGN(const schedule::Schedule schedule,
-                      runtime::PrepareTrainSchedule(
-                          made, model.graph, partition.value(),
-                          {.recompute = test.recompute, .optimizer = false, .credits = 2}));
+  PENSTOCK_TRY_ASSIGN(
+      const schedule::Schedule schedule,
+      runtime::PrepareTrainSchedule(
+          made, model.graph, partition.value(),
+          {.recompute = test.recompute, .optimizer = false, .credits = 2, .naive = test.naive}));
   runtime::GradientJob job;
   job.graph = &model.graph;
   job.files = model.files.get();

@@ -35,6 +35,7 @@ struct TrainCase {
   float dropout = 0;
   int threads = 1;
   bool keep_trace = false;
+  bool naive = false;  // long values are sent over every hop
 
   std::string Text() const;
 };
