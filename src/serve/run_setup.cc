@@ -1,9 +1,7 @@
 #include "serve/run_setup.h"
 
 #include <algorithm>
-#include <charconv>
 
-#include "base/file.h"
 #include "base/units.h"
 #include "cost/profile.h"
 #include "plan/serving_rules.h"
@@ -83,19 +81,6 @@ Result<> CheckMemory(const RunSetup& setup, const RunOptions& options) {
   return {};
 }
 
-int64_t ReadLimit(const char* path) {
-  const auto text = ReadFile(path, 4096);
-  int64_t value = INT64_MAX;
-  if (text.ok()) {
-    int64_t number = 0;
-    const auto [end, code] = std::from_chars(text->data(), text->data() + text->size(), number);
-    if (code == std::errc() && number > 0) {
-      value = number;
-    }
-  }
-  return value;
-}
-
 }  // namespace
 
 Result<ModelBundle> OpenBundle(const std::string& path, model::GraphUse use) {
@@ -122,19 +107,6 @@ Result<int64_t> ContextOf(const model::ModelConfig& config, int64_t asked) {
         config.context, config.context);
   }
   return asked;
-}
-
-int64_t AvailableMemoryBytes() {
-  int64_t available = INT64_MAX;
-  if (const auto text = ReadFile("/proc/meminfo", 1 << 16); text.ok()) {
-    const size_t at = text->find("MemAvailable:");
-    if (at != std::string::npos) {
-      available = std::atoll(text->c_str() + at + 13) * 1024;
-    }
-  }
-  const int64_t limit = std::min(ReadLimit("/sys/fs/cgroup/memory.max"),
-                                 ReadLimit("/sys/fs/cgroup/memory/memory.limit_in_bytes"));
-  return std::min(available, limit);
 }
 
 int DefaultThreads(int32_t ranks_on_machine) {

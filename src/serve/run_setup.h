@@ -89,9 +89,6 @@ Result<RunSetup> MakeRunSetup(const ModelBundle& bundle, const RunOptions& optio
                               const RunDemand& demand, int32_t ranks_on_machine,
                               bool across_processes, const kernels::Device& device);
 
-// Bytes that a process may use: the smaller of available memory and the control group's limit.
-int64_t AvailableMemoryBytes();
-
 // The default of --threads: max(1, usable cores / stages on this machine).
 int DefaultThreads(int32_t ranks_on_machine);
 

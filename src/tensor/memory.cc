@@ -3,9 +3,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <utility>
 
+#include "base/file.h"
 #include "base/units.h"
 
 namespace penstock {
@@ -18,6 +20,19 @@ constexpr bool kCarve = false;
 constexpr bool kCarve = true;
 #endif
 constexpr int64_t kCarveFrom = 16384;
+
+int64_t ReadLimit(const char* path) {
+  const auto text = ReadFile(path, 4096);
+  int64_t value = INT64_MAX;
+  if (text.ok()) {
+    int64_t number = 0;
+    const auto [end, code] = std::from_chars(text->data(), text->data() + text->size(), number);
+    if (code == std::errc() && number > 0) {
+      value = number;
+    }
+  }
+  return value;
+}
 
 }  // namespace
 
@@ -173,6 +188,19 @@ Buffer::~Buffer() {
     }
     account_->Give(category_, size_);
   }
+}
+
+int64_t AvailableMemoryBytes() {
+  int64_t available = INT64_MAX;
+  if (const auto text = ReadFile("/proc/meminfo", 1 << 16); text.ok()) {
+    const size_t at = text->find("MemAvailable:");
+    if (at != std::string::npos) {
+      available = std::atoll(text->c_str() + at + 13) * 1024;
+    }
+  }
+  const int64_t limit = std::min(ReadLimit("/sys/fs/cgroup/memory.max"),
+                                 ReadLimit("/sys/fs/cgroup/memory/memory.limit_in_bytes"));
+  return std::min(available, limit);
 }
 
 }  // namespace penstock

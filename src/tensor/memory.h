@@ -99,4 +99,7 @@ class Buffer {
   std::shared_ptr<void> piece_;  // holds the memory, if it was carved from a larger piece
 };
 
+// Bytes that a process may use: the smaller of available memory and the control group's limit.
+int64_t AvailableMemoryBytes();
+
 }  // namespace penstock

@@ -1,0 +1,462 @@
+#include "train/rank_loop.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include "base/log.h"
+#include "sim/costs_from_trace.h"
+#include "sim/simulate.h"
+#include "train/sha256.h"
+
+namespace penstock::train {
+namespace {
+
+constexpr size_t kTraceSteps = 3;
+constexpr double kSlowDeadlineS = 3600;  // while others load, write or read whole models
+
+size_t SlicesPerStep(const TrainSetup& setup) {
+  size_t most = 0;
+  for (const auto& program : setup.schedule.ranks) {
+    most = std::max(most, program.size());
+  }
+  return most + 16;
+}
+
+Result<CheckpointFile> ParseWritten(const std::string& line) {
+  const size_t a = line.find(' ');
+  const size_t b = line.find(' ', a + 1);
+  if (a == std::string::npos || b == std::string::npos) {
+    return MakeError(ErrorCode::kInternal, "[train.loop] a note '{}' that cannot be read", line);
+  }
+  return CheckpointFile{line.substr(b + 1), std::atoll(line.c_str()), line.substr(a + 1, b - a - 1)};
+}
+
+}  // namespace
+
+RankLoop::RankLoop(const TrainSetup& setup, comm::Channel& channel, MemoryAccount& account,
+                   std::unique_ptr<kernels::Device> device, comm::Clock::time_point origin,
+                   const TrainEvents* events)
+    : setup_(setup),
+      channel_(channel),
+      account_(account),
+      device_(std::move(device)),
+      training_(kernels::CreateCpuTraining(*device_)),
+      recorder_(RankId(channel.rank()), SlicesPerStep(setup), origin),
+      links_(channel, setup.ranks(), SumsPerRank(setup),
+             setup.config.pipeline.micro_batches + 8, setup.options.deadline_s),
+      events_(events) {}
+
+RankLoop::~RankLoop() = default;
+
+Result<std::unique_ptr<RankLoop>> RankLoop::Create(const TrainSetup& setup, comm::Channel& channel,
+                                                   MemoryAccount& account,
+                                                   std::unique_ptr<kernels::Device> device,
+                                                   comm::Clock::time_point origin,
+                                                   const TrainEvents* events) {
+  std::unique_ptr<RankLoop> loop(
+      new RankLoop(setup, channel, account, std::move(device), origin, events));
+  PENSTOCK_TRY(loop->links_.Open(account));
+  PENSTOCK_TRY_ASSIGN(loop->rank_,
+                      runtime::TrainRank::Create(setup.Spec(true), channel, *loop->training_,
+                                                 account, loop->recorder_));
+  PENSTOCK_TRY_ASSIGN(loop->optimizer_,
+                      RankOptimizer::Create(setup, *loop->rank_, *loop->training_, loop->links_,
+                                            account));
+  loop->optimizer_->set_before_change([loop = loop.get()]() -> Result<> {
+    return loop->writer_.busy() ? loop->TakeWritten(true) : Result<>();
+  });
+  return loop;
+}
+
+Result<> RankLoop::Load(const std::optional<Checkpoint>& checkpoint) {
+  if (checkpoint.has_value()) {
+    PENSTOCK_TRY(LoadWeights(*checkpoint, *rank_));
+    if (first() && checkpoint->manifest().instruction_set != device_->InstructionSet()) {
+      LogWarning("{} was written with the instruction set {}, this machine uses {}: the run goes "
+                 "on, but not to the same bits",
+                 checkpoint->path(), checkpoint->manifest().instruction_set,
+                 device_->InstructionSet());
+    }
+    return {};
+  }
+  if (setup_.files != nullptr) {
+    return rank_->Load(*setup_.files);
+  }
+  FillRandom(setup_, *rank_);
+  return {};
+}
+
+Result<> RankLoop::Calibrate() {
+  const StepBatch batch =
+      setup_.dataset->Step(setup_.config.pipeline, start_.step + 1, links_.replica());
+  optimizer_->set_calibrating(true);
+  optimizer_->BeginStep(0, false);
+  auto result = rank_->RunStep({0, batch.micro_batches, batch.counted}, optimizer_.get());
+  optimizer_->set_calibrating(false);
+  if (!result.ok()) {
+    return result.error();
+  }
+  return PlanFrom(recorder_.Take());
+}
+
+// Rank 0 simulates a step from what the calibration measured on the ranks of the first replica.
+Result<> RankLoop::PlanFrom(const trace::RankTimeline& own) {
+  if (channel_.rank() > 0) {
+    return channel_.rank() < setup_.ranks() ? links_.SendBlob(0, EncodeTimeline(own)) : Result<>();
+  }
+  std::vector<trace::RankTimeline> parts = {own};
+  for (int32_t r = 1; r < setup_.ranks(); ++r) {
+    PENSTOCK_TRY_ASSIGN(const auto bytes, links_.ReceiveBlob(r, kMaxFiguresBytes));
+    PENSTOCK_TRY_ASSIGN(trace::RankTimeline part, DecodeTimeline(bytes));
+    parts.push_back(std::move(part));
+  }
+  // Time of the optimizer by stage, which the simulator takes from the cost model.
+  std::vector<double> optimizer_s(static_cast<size_t>(setup_.schedule.num_stages()), 0);
+  for (const trace::RankTimeline& part : parts) {
+    for (const trace::Slice& slice : part.slices) {
+      if (slice.action.kind == schedule::OpKind::kOptimizer) {
+        optimizer_s[static_cast<size_t>(slice.action.stage.value())] = slice.end_s - slice.start_s;
+      }
+    }
+  }
+  trace::Timeline timeline = trace::MergeRanks("calibration", std::move(parts));
+  auto costs = sim::CostsFromTimeline(timeline);
+  if (!costs.ok()) {
+    LogNote("no planned step time: {}", costs.error().message);
+    return {};
+  }
+  costs->stages.resize(optimizer_s.size());
+  for (size_t s = 0; s < optimizer_s.size(); ++s) {
+    costs->stages[s].optimizer_s = optimizer_s[s];
+  }
+  sim::SimOptions options;
+  options.transport.credits = 2;
+  options.timeline = true;
+  options.barrier = setup_.config.pipeline.barrier;
+  auto simulated = sim::Simulate(setup_.schedule, costs.value(), options);
+  if (!simulated.ok()) {
+    LogNote("no planned step time: {}", simulated.error().message);
+    return {};
+  }
+  planned_step_s_ = options.barrier ? simulated->makespan_s : simulated->period_s;
+  planned_ = std::move(simulated->timeline);
+  return {};
+}
+
+std::vector<double> RankLoop::ReportOf(const runtime::StepResult& result, double begin_s,
+                                       double end_s) {
+  trace::RankTimeline timeline = recorder_.Take();
+  const trace::RankAccount account = trace::AccountOf(timeline.totals, begin_s, end_s);
+  figures_.Add(account);
+  if (setup_.options.keep_trace) {
+    recent_.emplace_back(std::pair(begin_s, end_s), std::move(timeline));
+    if (recent_.size() > kTraceSteps) {
+      recent_.pop_front();
+    }
+  }
+  std::vector<double> report = {end_s - begin_s, account.busy_s, result.has_losses ? 1.0 : 0.0};
+  report.insert(report.end(), result.losses.begin(), result.losses.end());
+  return report;
+}
+
+Result<> RankLoop::Step(int64_t step) {
+  const StepBatch batch = setup_.dataset->Step(setup_.config.pipeline, step, links_.replica());
+  const double begin_s = recorder_.Now();
+  runtime::StepResult result;
+  do {
+    optimizer_->BeginStep(step, first() && events_->interrupted && events_->interrupted());
+    PENSTOCK_TRY_ASSIGN(result, rank_->RunStep({step, batch.micro_batches, batch.counted},
+                                               optimizer_.get()));
+  } while (optimizer_->redo());
+  const std::vector<double> report = ReportOf(result, begin_s, recorder_.Now());
+  if (first()) {
+    done_.push_back({step, batch.rows, batch.counted, report});
+  } else {
+    PENSTOCK_TRY(links_.SendReport(step, report));
+  }
+  const TrainSection& train = setup_.config.train;
+  const bool due = train.checkpoint_every > 0 &&
+                   (step % train.checkpoint_every == 0 || step == train.steps);
+  if (due || step == train.steps) {
+    PENSTOCK_TRY(optimizer_->Settle());
+  }
+  PENSTOCK_TRY(TakeLines());
+  if (stop_ && !due) {
+    PENSTOCK_TRY(optimizer_->Settle());
+    PENSTOCK_TRY(TakeLines());
+  }
+  if (due || (stop_ && train.checkpoint_every > 0)) {
+    PENSTOCK_TRY(SaveCheckpoint(step));
+  }
+  return PollCheckpoint(false);
+}
+
+// Writes the lines of steps whose norm is known.
+Result<> RankLoop::TakeLines() {
+  while (const auto facts = optimizer_->TakeFacts()) {
+    stop_ = stop_ || facts->interrupted;
+    if (first()) {
+      PENSTOCK_TRY(FinishLine(*facts));
+    }
+  }
+  return {};
+}
+
+Result<> RankLoop::FinishLine(const StepFacts& facts) {
+  PENSTOCK_CHECK(!done_.empty() && done_.front().step == facts.step, "facts come in order");
+  const DoneStep done = std::move(done_.front());
+  done_.pop_front();
+  const auto per_replica = static_cast<size_t>(setup_.config.pipeline.micro_batches);
+  std::vector<double> losses(per_replica * static_cast<size_t>(setup_.replicas()),
+                             std::numeric_limits<double>::quiet_NaN());
+  double span = 0;
+  double longest = 0;
+  double busy = 0;
+  for (int32_t r = 0; r < channel_.size(); ++r) {
+    std::vector<double> report = done.own;
+    if (r > 0) {
+      PENSTOCK_TRY_ASSIGN(report, links_.ReceiveReport(r, facts.step));
+    }
+    span += report[0];
+    longest = std::max(longest, report[0]);
+    busy += report[1];
+    for (size_t i = 3; report[2] != 0 && i < report.size() && i - 3 < per_replica; ++i) {
+      if (!std::isnan(report[i])) {
+        losses[static_cast<size_t>(r / setup_.ranks()) * per_replica + i - 3] = report[i];
+      }
+    }
+  }
+  double sum = 0;
+  for (const double loss : losses) {
+    sum += loss;
+  }
+  StepLine line;
+  line.step = facts.step;
+  line.loss = sum / static_cast<double>(done.counted);
+  line.grad_norm = facts.norm;
+  line.clipped = facts.clipped;
+  line.lr = LearningRate(setup_.config.optimizer, setup_.config.train.steps, facts.step);
+  line.step_s = longest;
+  line.tokens_per_s = longest > 0 ? static_cast<double>(done.rows) / longest : 0;
+  line.bubble_ratio = span > 0 ? std::clamp(1 - busy / span, 0.0, 1.0) : 0;
+  line.planned_step_s = planned_step_s_;
+  if (held_line_.has_value() && events_->on_line) {
+    PENSTOCK_TRY(events_->on_line(*held_line_));
+  }
+  held_line_ = line;
+  return {};
+}
+
+Result<> RankLoop::SaveCheckpoint(int64_t step) {
+  PENSTOCK_TRY(PollCheckpoint(true));  // the one before
+  const std::string& folder = setup_.config.train.folder;
+  const std::vector<int32_t> writers = WritingRanks(setup_);
+  saving_ = step;
+  saved_.clear();
+  written_by_.clear();
+  missing_ = writers.size();
+  if (std::find(writers.begin(), writers.end(), channel_.rank()) == writers.end()) {
+    return {};
+  }
+  PENSTOCK_TRY(MakePartial(folder, step));
+  writer_.Start(PartialFolder(folder, step),
+                PartsToWrite(setup_, channel_.rank(), *rank_, *optimizer_));
+  return {};
+}
+
+// What this rank's own thread wrote, told to rank 0.
+Result<> RankLoop::TakeWritten(bool wait) {
+  if (!writer_.busy() || (!wait && !writer_.Finished())) {
+    return {};
+  }
+  PENSTOCK_TRY_ASSIGN(const std::vector<CheckpointFile> files, writer_.Wait());
+  if (first()) {
+    saved_.insert(saved_.end(), files.begin(), files.end());
+    --missing_;
+    return {};
+  }
+  std::string note;
+  for (const CheckpointFile& file : files) {
+    note += fmt::format("{} {} {}\n", file.bytes, file.sha256, file.name);
+  }
+  return links_.SendNote(note);
+}
+
+Result<> RankLoop::PollCheckpoint(bool wait) {
+  if (saving_ < 0) {
+    return {};
+  }
+  PENSTOCK_TRY(TakeWritten(wait));
+  if (!first()) {
+    saving_ = writer_.busy() ? saving_ : -1;
+    return {};
+  }
+  const double deadline = links_.deadline();
+  links_.set_deadline(kSlowDeadlineS);
+  for (const int32_t rank : WritingRanks(setup_)) {
+    if (rank == 0 || written_by_.contains(rank)) {
+      continue;
+    }
+    PENSTOCK_TRY_ASSIGN(const auto note, links_.TakeNote(rank, wait));
+    if (!note.has_value()) {
+      continue;
+    }
+    --missing_;
+    written_by_.insert(rank);
+    for (size_t at = 0; at < note->size();) {
+      const size_t end = std::min(note->find('\n', at), note->size());
+      PENSTOCK_TRY_ASSIGN(CheckpointFile file, ParseWritten(note->substr(at, end - at)));
+      saved_.push_back(std::move(file));
+      at = end + 1;
+    }
+  }
+  links_.set_deadline(deadline);
+  return missing_ == 0 ? Commit() : Result<>();
+}
+
+Result<> RankLoop::Commit() {
+  const std::string& folder = setup_.config.train.folder;
+  CheckpointManifest manifest;
+  manifest.step = saving_;
+  manifest.cursor = saving_ * setup_.config.GlobalSequences();
+  manifest.seed = setup_.config.train.seed;
+  manifest.identity = setup_.Identity();
+  manifest.instruction_set = device_->InstructionSet();
+  manifest.config = setup_.config.source;
+  manifest.files = saved_;
+  for (const auto& [name, content] : small_files_) {
+    PENSTOCK_TRY_ASSIGN(CheckpointFile file,
+                        WriteSmallFile(PartialFolder(folder, saving_), name, content));
+    manifest.files.push_back(std::move(file));
+  }
+  PENSTOCK_TRY(CommitCheckpoint(folder, manifest));
+  committed_ = (std::filesystem::path(folder) / CheckpointName(saving_)).string();
+  for (const int64_t step : start_.older_run) {
+    if (step != saving_) {
+      RemoveCheckpoint(folder, step);
+    }
+  }
+  start_.older_run.clear();
+  std::vector<int64_t> steps = CheckpointSteps(folder);
+  steps.erase(std::remove_if(steps.begin(), steps.end(), [&](int64_t s) { return s > saving_; }),
+              steps.end());
+  for (size_t i = 0; i + static_cast<size_t>(setup_.config.train.keep) < steps.size(); ++i) {
+    RemoveCheckpoint(folder, steps[i]);
+  }
+  saving_ = -1;
+  return {};
+}
+
+// Over the float32 masters, in the order of the names.
+Result<std::string> RankLoop::Digest() {
+  Sha256 digest;
+  if (channel_.rank() >= setup_.ranks()) {
+    return std::string();
+  }
+  for (const TensorId id : setup_.by_name) {
+    const int32_t holder = setup_.holder[static_cast<size_t>(id.value())];
+    if (holder == channel_.rank()) {
+      const auto parameters = rank_->parameters();
+      const auto it = std::find_if(parameters.begin(), parameters.end(),
+                                   [id](const runtime::Parameter& p) { return p.id == id; });
+      PENSTOCK_CHECK(it != parameters.end(), "the holder of a tensor has it");
+      if (first()) {
+        digest.Update(Tensor(it->master).Bytes());
+      } else {
+        PENSTOCK_TRY(links_.SendBytes(0, Tensor(it->master).Bytes()));
+      }
+    } else if (first()) {
+      const int64_t bytes = model::Elements(setup_.model.graph.tensor(id)) *
+                            static_cast<int64_t>(sizeof(float));
+      PENSTOCK_TRY(links_.ReceiveBytes(
+          holder, bytes, [&](std::span<const std::byte> piece) { digest.Update(piece); }));
+    }
+  }
+  return first() ? digest.Hex() : std::string();
+}
+
+Result<TrainReport> RankLoop::Finish() {
+  PENSTOCK_TRY(PollCheckpoint(true));
+  links_.set_deadline(kSlowDeadlineS);
+  TrainReport report;
+  report.interrupted = stop_;
+  PENSTOCK_TRY_ASSIGN(const std::string digest, Digest());
+  figures_.peak = account_.peak();
+  figures_.counters = channel_.counters();
+  figures_.device = device_->InstructionSet();
+  figures_.threads = static_cast<int32_t>(setup_.options.threads);
+  for (auto& [window, timeline] : recent_) {
+    if (figures_.timeline.slices.empty()) {
+      figures_.timeline = std::move(timeline);
+      continue;
+    }
+    const auto append = [](auto& to, const auto& from) {
+      to.insert(to.end(), from.begin(), from.end());
+    };
+    append(figures_.timeline.slices, timeline.slices);
+    append(figures_.timeline.waits, timeline.waits);
+    append(figures_.timeline.received, timeline.received);
+    for (size_t c = 0; c < figures_.timeline.counters.size() && c < timeline.counters.size(); ++c) {
+      append(figures_.timeline.counters[c].samples, timeline.counters[c].samples);
+    }
+  }
+  figures_.timeline.totals = trace::TotalsOf(figures_.timeline);
+  if (!first()) {
+    PENSTOCK_TRY(links_.SendBlob(0, EncodeFigures(figures_)));
+    return report;
+  }
+  if (held_line_.has_value()) {
+    held_line_->weights_sha256 = digest;
+    if (events_->on_line) {
+      PENSTOCK_TRY(events_->on_line(*held_line_));
+    }
+  }
+  report.ranks.push_back(std::move(figures_));
+  for (int32_t r = 1; r < channel_.size(); ++r) {
+    PENSTOCK_TRY_ASSIGN(const auto bytes, links_.ReceiveBlob(r, kMaxFiguresBytes));
+    PENSTOCK_TRY_ASSIGN(RankFigures figures, DecodeFigures(bytes));
+    report.ranks.push_back(std::move(figures));
+  }
+  report.last = held_line_;
+  report.checkpoint = committed_;
+  report.rolled_back = optimizer_->rolled_back();
+  report.planned_step_s = planned_step_s_;
+  report.planned = std::move(planned_);
+  report.first_step = start_.step;
+  return report;
+}
+
+Result<TrainReport> RankLoop::Run(const RunStart& start) {
+  start_ = start;
+  const auto note = [&](const std::string& text) {
+    if (events_ != nullptr && events_->on_note) {
+      events_->on_note(text);
+    }
+  };
+  note(start.from_checkpoint ? "reading the checkpoint" : "loading weights");
+  std::optional<Checkpoint> checkpoint;
+  if (start.from_checkpoint) {
+    const std::string path =
+        (std::filesystem::path(setup_.config.train.folder) / CheckpointName(start.step)).string();
+    PENSTOCK_TRY_ASSIGN(checkpoint, Checkpoint::Open(path, false));
+  }
+  PENSTOCK_TRY(Load(checkpoint));
+  if (first() && setup_.config.train.checkpoint_every > 0) {
+    PENSTOCK_TRY_ASSIGN(small_files_, SmallFiles(setup_));
+  }
+  note("calibrating");
+  PENSTOCK_TRY(Calibrate());
+  if (checkpoint.has_value()) {
+    PENSTOCK_TRY(LoadMoments(*checkpoint, *rank_, *optimizer_));  // calibration has cleared them
+    checkpoint.reset();
+  }
+  note("");
+  for (int64_t step = start.step + 1; step <= setup_.config.train.steps && !stop_; ++step) {
+    PENSTOCK_TRY(Step(step));
+  }
+  return Finish();
+}
+
+}  // namespace penstock::train

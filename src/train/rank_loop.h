@@ -1,0 +1,101 @@
+// One rank's part of a training run: loads, calibrates, steps, writes its part of checkpoints. The
+// same program on every rank; rank 0 also gathers, logs and commits.
+
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "comm/channel.h"
+#include "kernels/training.h"
+#include "runtime/train_rank.h"
+#include "train/checkpoint.h"
+#include "train/links.h"
+#include "train/optimizer.h"
+#include "train/rank_weights.h"
+#include "train/report.h"
+#include "train/setup.h"
+
+namespace penstock::train {
+
+// Where a run begins; rank 0 decides, the others hear it.
+struct RunStart {
+  int64_t step = 0;                    // steps done
+  bool from_checkpoint = false;
+  std::vector<int64_t> older_run;      // steps of checkpoints that this run replaces
+};
+
+class RankLoop {
+ public:
+  // `events` only on rank 0, else null. Everything that it is given must outlive it.
+  static Result<std::unique_ptr<RankLoop>> Create(const TrainSetup& setup, comm::Channel& channel,
+                                                  MemoryAccount& account,
+                                                  std::unique_ptr<kernels::Device> device,
+                                                  comm::Clock::time_point origin,
+                                                  const TrainEvents* events);
+  ~RankLoop();
+
+  // Trains to the end, or until some rank is interrupted. The report is rank 0's only.
+  Result<TrainReport> Run(const RunStart& start);
+
+ private:
+  struct DoneStep {  // of one step, until its line is written
+    int64_t step = 0;
+    int64_t rows = 0;
+    int64_t counted = 0;
+    std::vector<double> own;  // this rank's report
+  };
+
+  RankLoop(const TrainSetup& setup, comm::Channel& channel, MemoryAccount& account,
+           std::unique_ptr<kernels::Device> device, comm::Clock::time_point origin,
+           const TrainEvents* events);
+
+  bool first() const { return channel_.rank() == 0; }
+
+  Result<> Load(const std::optional<Checkpoint>& checkpoint);
+  Result<> Calibrate();
+  Result<> PlanFrom(const trace::RankTimeline& own);
+  Result<> Step(int64_t step);
+  std::vector<double> ReportOf(const runtime::StepResult& result, double begin_s, double end_s);
+  Result<> TakeLines();
+  Result<> FinishLine(const StepFacts& facts);
+  Result<> SaveCheckpoint(int64_t step);
+  Result<> PollCheckpoint(bool wait);
+  Result<> TakeWritten(bool wait);
+  Result<> Commit();
+  Result<std::string> Digest();
+  Result<TrainReport> Finish();
+
+  const TrainSetup& setup_;
+  comm::Channel& channel_;
+  MemoryAccount& account_;
+  std::unique_ptr<kernels::Device> device_;
+  std::unique_ptr<kernels::TrainingDevice> training_;
+  trace::RankRecorder recorder_;
+  Links links_;
+  std::unique_ptr<runtime::TrainRank> rank_;
+  std::unique_ptr<RankOptimizer> optimizer_;
+  const TrainEvents* events_;
+
+  RunStart start_;
+  std::deque<DoneStep> done_;  // whose lines are not written
+  std::optional<StepLine> held_line_;  // the newest one, until it is known whether it is the last
+  bool stop_ = false;
+  std::optional<double> planned_step_s_;
+  std::optional<trace::Timeline> planned_;
+  RankFigures figures_;
+  std::deque<std::pair<std::pair<double, double>, trace::RankTimeline>> recent_;
+
+  CheckpointWriter writer_;
+  int64_t saving_ = -1;                // step that is being written; -1: none
+  std::vector<CheckpointFile> saved_;  // rank 0: files of all ranks so far
+  size_t missing_ = 0;                 // rank 0: ranks that have not finished writing
+  std::set<int32_t> written_by_;       // rank 0: others that have
+  std::string committed_;
+  std::vector<std::pair<std::string, std::string>> small_files_;
+};
+
+}  // namespace penstock::train

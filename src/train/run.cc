@@ -1,0 +1,294 @@
+#include "train/run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "base/file.h"
+#include "base/log.h"
+
+namespace penstock::train {
+namespace {
+
+constexpr double kSetupDeadlineS = 3600;  // while rank 0 tokenizes and verifies a checkpoint
+
+// What rank 0 tells the other processes once the data is there.
+struct StartMessage {
+  int64_t origin_ns = 0;
+  int64_t step = 0;
+  int64_t from_checkpoint = 0;
+  int64_t finished = 0;
+};
+
+comm::Lane StartLane(int32_t target) {
+  return {comm::LaneKind::kControl, 0, target, 1000};
+}
+
+TrainOptions Resolved(TrainOptions options, int64_t ranks, bool across) {
+  options.across_processes = across;
+  options.ranks_on_machine = static_cast<int32_t>(ranks);
+  if (across) {
+    const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    options.ranks_on_machine = local == nullptr ? options.ranks_on_machine : std::atoi(local);
+  }
+  options.ranks_on_machine = std::max(1, options.ranks_on_machine);
+  if (options.threads <= 0) {
+    options.threads = std::max(1, kernels::UsableCores() / options.ranks_on_machine);
+  }
+  return options;
+}
+
+Result<std::unique_ptr<kernels::Device>> MakeDevice(const TrainOptions& options) {
+  kernels::CpuOptions cpu;
+  cpu.threads = options.threads;
+  return kernels::CreateCpuDevice(cpu);
+}
+
+int64_t WantedRanks(const TrainConfig& config) {
+  return config.pipeline.stages * config.pipeline.replicas;
+}
+
+Result<> CheckRanks(const TrainConfig& config, const comm::Channel* channel) {
+  if (channel != nullptr && channel->size() != WantedRanks(config)) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[train.run] mpirun started {} ranks, but pipeline.stages {} x "
+                     "pipeline.replicas {} are {}",
+                     channel->size(), config.pipeline.stages, config.pipeline.replicas,
+                     WantedRanks(config));
+  }
+  return {};
+}
+
+std::string FirstDifference(const std::string& was, const std::string& is) {
+  const auto line = [](const std::string& text, size_t at) {
+    return text.substr(at, text.find('\n', at) - at);
+  };
+  for (size_t a = 0, b = 0; a < was.size() && b < is.size();) {
+    const std::string old_line = line(was, a);
+    const std::string new_line = line(is, b);
+    if (old_line != new_line) {
+      return fmt::format("it has '{}', this configuration '{}'", old_line, new_line);
+    }
+    a += old_line.size() + 1;
+    b += new_line.size() + 1;
+  }
+  return "it has other keys";
+}
+
+// Where to begin: the newest whole checkpoint with --resume.
+Result<RunStart> DecideStart(const TrainSetup& setup) {
+  RunStart start;
+  const std::string& folder = setup.config.train.folder;
+  if (folder.empty()) {
+    if (setup.options.resume) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[train.run] --resume: the configuration has no train.folder, wanted the "
+                       "folder of the checkpoints");
+    }
+    return start;
+  }
+  if (!setup.options.resume) {
+    start.older_run = CheckpointSteps(folder);
+    if (!start.older_run.empty()) {
+      LogNote("{} holds checkpoints of an earlier run (up to step {}), which this run replaces; "
+              "--resume goes on from them",
+              folder, start.older_run.back());
+    }
+    return start;
+  }
+  PENSTOCK_TRY_ASSIGN(const FoundCheckpoint found, FindCheckpoint(folder));
+  for (const std::string& damaged : found.damaged) {
+    LogWarning("{}", damaged);
+  }
+  if (!found.step.has_value()) {
+    LogNote("{}: no checkpoint, the run starts from the beginning", folder);
+    return start;
+  }
+  const std::string path = (std::filesystem::path(folder) / CheckpointName(*found.step)).string();
+  PENSTOCK_TRY_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(path, false));
+  if (checkpoint.manifest().identity != setup.Identity()) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[train.run] {}: a checkpoint of another run: {}\ngo on with the "
+                     "configuration that it was made with, or train into another train.folder",
+                     path, FirstDifference(checkpoint.manifest().identity, setup.Identity()));
+  }
+  if (!found.damaged.empty()) {
+    LogNote("going on from {}", path);
+  }
+  start.step = *found.step;
+  start.from_checkpoint = true;
+  return start;
+}
+
+// Ends every rank of a run that failed, and names what is left of it.
+Error WithCheckpoint(Error error, const TrainConfig& config) {
+  const std::string& folder = config.train.folder;
+  if (folder.empty()) {
+    return error;
+  }
+  const std::vector<int64_t> steps = CheckpointSteps(folder);
+  if (!steps.empty()) {
+    error.message += fmt::format(
+        "\nthe last checkpoint is {}; --resume goes on from there",
+        (std::filesystem::path(folder) / CheckpointName(steps.back())).string());
+  } else if (config.train.checkpoint_every > 0) {
+    error.message += "\nno checkpoint had been written";
+  }
+  return error;
+}
+
+Result<TrainReport> RunRank(const TrainSetup& setup, comm::Channel& channel, MemoryAccount& account,
+                            std::unique_ptr<kernels::Device> device,
+                            comm::Clock::time_point origin, const TrainEvents* events,
+                            const RunStart& start) {
+  PENSTOCK_TRY_ASSIGN(const auto loop, RankLoop::Create(setup, channel, account, std::move(device),
+                                                        origin, events));
+  return loop->Run(start);
+}
+
+// All ranks as threads; the calling one is rank 0.
+Result<TrainReport> RunThreads(const TrainSetup& setup, std::unique_ptr<kernels::Device> device,
+                               const TrainHooks& hooks, const RunStart& start) {
+  const int32_t ranks = setup.channel_ranks();
+  std::vector<std::unique_ptr<MemoryAccount>> accounts;
+  for (int32_t r = 0; r < ranks; ++r) {
+    accounts.push_back(std::make_unique<MemoryAccount>(setup.limit_bytes));
+  }
+  auto channels = comm::CreateInProcessChannels(ranks);
+  const comm::Clock::time_point origin = comm::Clock::now();
+  std::vector<std::thread> threads;
+  for (int32_t r = 1; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      const auto at = static_cast<size_t>(r);
+      auto own = MakeDevice(setup.options);
+      if (!own.ok()) {
+        channels[at]->Fail(own.error());
+        return;
+      }
+      const auto result = RunRank(setup, *channels[at], *accounts[at], std::move(own).value(),
+                                  origin, nullptr, start);
+      if (!result.ok()) {
+        channels[at]->Fail(result.error());
+      }
+    });
+  }
+  auto result = RunRank(setup, *channels[0], *accounts[0], std::move(device), origin,
+                        &hooks.events, start);
+  if (!result.ok()) {
+    channels[0]->Fail(result.error());
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  if (const auto failure = channels[0]->failure(); failure.has_value()) {
+    return *failure;
+  }
+  return result;
+}
+
+Result<> TellStart(comm::Channel& channel, MemoryAccount& account, const StartMessage& message) {
+  for (int32_t r = 1; r < channel.size(); ++r) {
+    PENSTOCK_TRY(channel.Open(StartLane(r), {sizeof(message), 1}, account));
+    const auto bytes = std::as_bytes(std::span(&message, 1));
+    comm::MessageHeader header;
+    header.lane = StartLane(r);
+    header.rows = sizeof(message);
+    header.columns = 1;
+    PENSTOCK_TRY(channel.Send(header, std::span(&bytes, 1), kSetupDeadlineS));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& given,
+                                 std::unique_ptr<comm::Channel> channel, const TrainHooks& hooks) {
+  PENSTOCK_TRY(CheckRanks(config, channel.get()));
+  const TrainOptions options = Resolved(given, WantedRanks(config), channel != nullptr);
+  PENSTOCK_TRY_ASSIGN(auto device, MakeDevice(options));
+  TrainOutcome outcome;
+  {
+    const auto training = kernels::CreateCpuTraining(*device);
+    PENSTOCK_TRY_ASSIGN(TrainSetup setup, MakeTrainSetup(config, options, *training));
+    outcome.setup = std::make_unique<TrainSetup>(std::move(setup));
+  }
+  const TrainSetup& setup = *outcome.setup;
+  PENSTOCK_TRY_ASSIGN(const RunStart start, DecideStart(setup));
+  if (!config.train.folder.empty() && config.train.checkpoint_every > 0) {
+    PENSTOCK_TRY(PrepareFolder(config.train.folder));
+  }
+  const bool finished = start.from_checkpoint && start.step >= config.train.steps;
+  MemoryAccount account(setup.limit_bytes);
+  const comm::Clock::time_point origin = comm::Clock::now();
+  if (channel != nullptr) {
+    const StartMessage message{origin.time_since_epoch().count(), start.step,
+                               start.from_checkpoint ? 1 : 0, finished ? 1 : 0};
+    PENSTOCK_TRY(TellStart(*channel, account, message));
+  }
+  if (finished) {
+    outcome.report.already_finished = true;
+    outcome.report.first_step = start.step;
+    outcome.report.checkpoint =
+        (std::filesystem::path(config.train.folder) / CheckpointName(start.step)).string();
+    return outcome;
+  }
+  if (hooks.on_start) {
+    PENSTOCK_TRY(hooks.on_start(setup, start));
+  }
+  auto report = channel == nullptr
+                    ? RunThreads(setup, std::move(device), hooks, start)
+                    : RunRank(setup, *channel, account, std::move(device), origin, &hooks.events,
+                              start);
+  if (!report.ok()) {
+    if (channel == nullptr && !config.train.folder.empty() && config.train.checkpoint_every > 0) {
+      (void)PrepareFolder(config.train.folder);  // what was half written frees its room
+    }
+    return WithCheckpoint(report.error(), config);
+  }
+  outcome.report = std::move(report).value();
+  if (outcome.report.checkpoint.empty() && start.from_checkpoint) {
+    outcome.report.checkpoint =
+        (std::filesystem::path(config.train.folder) / CheckpointName(start.step)).string();
+  }
+  return outcome;
+}
+
+Result<> RunTrainingWorker(const TrainConfig& config, const TrainOptions& given,
+                           std::unique_ptr<comm::Channel> channel) {
+  PENSTOCK_TRY(CheckRanks(config, channel.get()));
+  const TrainOptions options = Resolved(given, WantedRanks(config), true);
+  MemoryAccount small;
+  const comm::Lane lane = StartLane(channel->rank());
+  StartMessage message;
+  PENSTOCK_TRY(channel->Open(lane, {sizeof(message), 1}, small));
+  {
+    PENSTOCK_TRY_ASSIGN(const comm::Message received,
+                        channel->Receive(lane, {0, 0}, kSetupDeadlineS));
+    if (received.payload().size() == sizeof(message)) {
+      std::memcpy(&message, received.payload().data(), sizeof(message));
+    }
+  }
+  if (message.finished != 0) {
+    return {};
+  }
+  PENSTOCK_TRY_ASSIGN(auto device, MakeDevice(options));
+  std::unique_ptr<TrainSetup> setup;
+  {
+    const auto training = kernels::CreateCpuTraining(*device);
+    PENSTOCK_TRY_ASSIGN(TrainSetup made, MakeTrainSetup(config, options, *training));
+    setup = std::make_unique<TrainSetup>(std::move(made));
+  }
+  RunStart start;
+  start.step = message.step;
+  start.from_checkpoint = message.from_checkpoint != 0;
+  MemoryAccount account(setup->limit_bytes);
+  const comm::Clock::time_point origin{comm::Clock::duration(message.origin_ns)};
+  auto report = RunRank(*setup, *channel, account, std::move(device), origin, nullptr, start);
+  if (!report.ok()) {
+    return WithCheckpoint(report.error(), config);
+  }
+  return {};
+}
+
+}  // namespace penstock::train
