@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "model/inventory.h"
 
 namespace penstock::train {
 namespace {

@@ -6,8 +6,10 @@
 #include <limits>
 
 #include "base/log.h"
+#include "model/inventory.h"
 #include "sim/costs_from_trace.h"
 #include "sim/simulate.h"
+#include "train/evaluate.h"
 #include "train/sha256.h"
 
 namespace penstock::train {
@@ -22,6 +24,14 @@ size_t SlicesPerStep(const TrainSetup& setup) {
     most = std::max(most, program.size());
   }
   return most + 16;
+}
+
+// What goes wrong once steps run is no mistake of the command line or of an input file.
+Error WhileRunning(Error error) {
+  if (ExitStatus(error.code) != 3) {
+    error.code = ErrorCode::kInternal;
+  }
+  return error;
 }
 
 Result<CheckpointFile> ParseWritten(const std::string& line) {
@@ -179,10 +189,20 @@ Result<> RankLoop::Step(int64_t step) {
   const TrainSection& train = setup_.config.train;
   const bool due = train.checkpoint_every > 0 &&
                    (step % train.checkpoint_every == 0 || step == train.steps);
-  if (due || step == train.steps) {
+  const bool evaluates = train.eval_every > 0 && setup_.dataset->validation_sequences() > 0 &&
+                         (step % train.eval_every == 0 || step == train.steps);
+  if (due || evaluates || step == train.steps) {
     PENSTOCK_TRY(optimizer_->Settle());
   }
   PENSTOCK_TRY(TakeLines());
+  if (evaluates) {
+    PENSTOCK_TRY_ASSIGN(const EvalResult result,
+                        Evaluate(setup_, EvalBatches(setup_, true), *rank_, links_));
+    (void)recorder_.Take();
+    if (held_line_.has_value()) {
+      held_line_->eval_loss = result.nll / static_cast<double>(result.targets);
+    }
+  }
   if (stop_ && !due) {
     PENSTOCK_TRY(optimizer_->Settle());
     PENSTOCK_TRY(TakeLines());
@@ -454,9 +474,12 @@ Result<TrainReport> RankLoop::Run(const RunStart& start) {
   }
   note("");
   for (int64_t step = start.step + 1; step <= setup_.config.train.steps && !stop_; ++step) {
-    PENSTOCK_TRY(Step(step));
+    if (const Result<> done = Step(step); !done.ok()) {
+      return WhileRunning(done.error());
+    }
   }
-  return Finish();
+  auto report = Finish();
+  return report.ok() ? std::move(report) : Result<TrainReport>(WhileRunning(report.error()));
 }
 
 }  // namespace penstock::train

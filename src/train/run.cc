@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
-#include <thread>
 
 #include "base/file.h"
 #include "base/log.h"
+#include "train/ranks.h"
 
 namespace penstock::train {
 namespace {
@@ -23,41 +23,6 @@ struct StartMessage {
 
 comm::Lane StartLane(int32_t target) {
   return {comm::LaneKind::kControl, 0, target, 1000};
-}
-
-TrainOptions Resolved(TrainOptions options, int64_t ranks, bool across) {
-  options.across_processes = across;
-  options.ranks_on_machine = static_cast<int32_t>(ranks);
-  if (across) {
-    const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-    options.ranks_on_machine = local == nullptr ? options.ranks_on_machine : std::atoi(local);
-  }
-  options.ranks_on_machine = std::max(1, options.ranks_on_machine);
-  if (options.threads <= 0) {
-    options.threads = std::max(1, kernels::UsableCores() / options.ranks_on_machine);
-  }
-  return options;
-}
-
-Result<std::unique_ptr<kernels::Device>> MakeDevice(const TrainOptions& options) {
-  kernels::CpuOptions cpu;
-  cpu.threads = options.threads;
-  return kernels::CreateCpuDevice(cpu);
-}
-
-int64_t WantedRanks(const TrainConfig& config) {
-  return config.pipeline.stages * config.pipeline.replicas;
-}
-
-Result<> CheckRanks(const TrainConfig& config, const comm::Channel* channel) {
-  if (channel != nullptr && channel->size() != WantedRanks(config)) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[train.run] mpirun started {} ranks, but pipeline.stages {} x "
-                     "pipeline.replicas {} are {}",
-                     channel->size(), config.pipeline.stages, config.pipeline.replicas,
-                     WantedRanks(config));
-  }
-  return {};
 }
 
 std::string FirstDifference(const std::string& was, const std::string& is) {
@@ -147,46 +112,6 @@ Result<TrainReport> RunRank(const TrainSetup& setup, comm::Channel& channel, Mem
   return loop->Run(start);
 }
 
-// All ranks as threads; the calling one is rank 0.
-Result<TrainReport> RunThreads(const TrainSetup& setup, std::unique_ptr<kernels::Device> device,
-                               const TrainHooks& hooks, const RunStart& start) {
-  const int32_t ranks = setup.channel_ranks();
-  std::vector<std::unique_ptr<MemoryAccount>> accounts;
-  for (int32_t r = 0; r < ranks; ++r) {
-    accounts.push_back(std::make_unique<MemoryAccount>(setup.limit_bytes));
-  }
-  auto channels = comm::CreateInProcessChannels(ranks);
-  const comm::Clock::time_point origin = comm::Clock::now();
-  std::vector<std::thread> threads;
-  for (int32_t r = 1; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      const auto at = static_cast<size_t>(r);
-      auto own = MakeDevice(setup.options);
-      if (!own.ok()) {
-        channels[at]->Fail(own.error());
-        return;
-      }
-      const auto result = RunRank(setup, *channels[at], *accounts[at], std::move(own).value(),
-                                  origin, nullptr, start);
-      if (!result.ok()) {
-        channels[at]->Fail(result.error());
-      }
-    });
-  }
-  auto result = RunRank(setup, *channels[0], *accounts[0], std::move(device), origin,
-                        &hooks.events, start);
-  if (!result.ok()) {
-    channels[0]->Fail(result.error());
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  if (const auto failure = channels[0]->failure(); failure.has_value()) {
-    return *failure;
-  }
-  return result;
-}
-
 Result<> TellStart(comm::Channel& channel, MemoryAccount& account, const StartMessage& message) {
   for (int32_t r = 1; r < channel.size(); ++r) {
     PENSTOCK_TRY(channel.Open(StartLane(r), {sizeof(message), 1}, account));
@@ -205,7 +130,7 @@ Result<> TellStart(comm::Channel& channel, MemoryAccount& account, const StartMe
 Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& given,
                                  std::unique_ptr<comm::Channel> channel, const TrainHooks& hooks) {
   PENSTOCK_TRY(CheckRanks(config, channel.get()));
-  const TrainOptions options = Resolved(given, WantedRanks(config), channel != nullptr);
+  const TrainOptions options = ResolvedOptions(given, config, channel != nullptr);
   PENSTOCK_TRY_ASSIGN(auto device, MakeDevice(options));
   TrainOutcome outcome;
   {
@@ -236,17 +161,28 @@ Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& 
   if (hooks.on_start) {
     PENSTOCK_TRY(hooks.on_start(setup, start));
   }
-  auto report = channel == nullptr
-                    ? RunThreads(setup, std::move(device), hooks, start)
-                    : RunRank(setup, *channel, account, std::move(device), origin, &hooks.events,
-                              start);
-  if (!report.ok()) {
+  Result<> ran;
+  const RankBody body = [&](comm::Channel& end, MemoryAccount& rank_account,
+                            std::unique_ptr<kernels::Device> own) -> Result<> {
+    const TrainEvents* events = end.rank() == 0 ? &hooks.events : nullptr;
+    PENSTOCK_TRY_ASSIGN(TrainReport report,
+                        RunRank(setup, end, rank_account, std::move(own), origin, events, start));
+    if (end.rank() == 0) {
+      outcome.report = std::move(report);
+    }
+    return {};
+  };
+  if (channel == nullptr) {
+    ran = RunThreads(setup.channel_ranks(), setup.limit_bytes, options, std::move(device), body);
+  } else {
+    ran = body(*channel, account, std::move(device));
+  }
+  if (!ran.ok()) {
     if (channel == nullptr && !config.train.folder.empty() && config.train.checkpoint_every > 0) {
       (void)PrepareFolder(config.train.folder);  // what was half written frees its room
     }
-    return WithCheckpoint(report.error(), config);
+    return WithCheckpoint(ran.error(), config);
   }
-  outcome.report = std::move(report).value();
   if (outcome.report.checkpoint.empty() && start.from_checkpoint) {
     outcome.report.checkpoint =
         (std::filesystem::path(config.train.folder) / CheckpointName(start.step)).string();
@@ -257,7 +193,7 @@ Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& 
 Result<> RunTrainingWorker(const TrainConfig& config, const TrainOptions& given,
                            std::unique_ptr<comm::Channel> channel) {
   PENSTOCK_TRY(CheckRanks(config, channel.get()));
-  const TrainOptions options = Resolved(given, WantedRanks(config), true);
+  const TrainOptions options = ResolvedOptions(given, config, true);
   MemoryAccount small;
   const comm::Lane lane = StartLane(channel->rank());
   StartMessage message;

@@ -153,7 +153,7 @@ Result<> PlanMemory(TrainSetup& setup, const kernels::TrainingDevice& device) {
       }
       planned.total = std::max(planned.total, one.total);
     }
-    const int64_t optimizer = PlannedOptimizerBytes(setup, r);
+    const int64_t optimizer = setup.options.evaluate ? 0 : PlannedOptimizerBytes(setup, r);
     const int64_t links = Links::PlannedBytes(r, setup.channel_ranks(), setup.ranks(), sums, report,
                                               setup.options.across_processes);
     planned[MemoryCategory::kOptimizer] += optimizer;
@@ -203,11 +203,14 @@ runtime::TrainSpec TrainSetup::Spec(bool with_fault) const {
   runtime::TrainSpec spec;
   spec.graph = &model.graph;
   spec.partition = &partition;
-  spec.schedule = &schedule;
+  spec.schedule = options.evaluate ? &forward : &schedule;
+  spec.eval_schedule = options.evaluate || config.train.eval_every > 0 ? &forward : nullptr;
+  spec.forward_only = options.evaluate;
   spec.replicas = replicas();
   spec.lane_starts = lane_starts;
   spec.products = config.train.bf16 ? kernels::ProductType::kBF16 : kernels::ProductType::kF32;
-  spec.recompute = static_cast<runtime::Recompute>(config.train.recompute);
+  spec.recompute = options.evaluate ? runtime::Recompute::kNone
+                                    : static_cast<runtime::Recompute>(config.train.recompute);
   spec.dropout = static_cast<float>(config.train.dropout);
   spec.seed = config.train.seed;
   spec.largest = largest;
@@ -320,6 +323,11 @@ Result<TrainSetup> MakeTrainSetup(const TrainConfig& config, const TrainOptions&
   PENSTOCK_TRY_ASSIGN(setup.schedule,
                       runtime::PrepareTrainSchedule(setup.compute, setup.model.graph,
                                                     setup.partition, lowering));
+  lowering.recompute = runtime::Recompute::kNone;
+  lowering.optimizer = false;
+  PENSTOCK_TRY_ASSIGN(setup.forward,
+                      runtime::PrepareTrainSchedule(runtime::ForwardOf(setup.compute),
+                                                    setup.model.graph, setup.partition, lowering));
   FindHolders(setup);
   PENSTOCK_TRY_ASSIGN(setup.corpus,
                       OpenCorpus(config.data, *setup.tokenizer, TokenizerDigest(setup.material),

@@ -29,6 +29,7 @@ struct TrainOptions {
   double deadline_s = 60;
   bool resume = false;
   bool keep_trace = false;
+  bool evaluate = false;  // forward only: no gradients, no optimizer
   bool across_processes = false;
   int32_t ranks_on_machine = 1;
 };
@@ -49,6 +50,7 @@ struct TrainSetup {
   model::Partition partition{{0, 0}, 0};
   schedule::Schedule compute;   // as generated or read
   schedule::Schedule schedule;  // lowered and proven, with the end of the step
+  schedule::Schedule forward;   // the same, forward only, for evaluation
   std::vector<int32_t> lane_starts;
   runtime::MicroBatchShape largest;
 

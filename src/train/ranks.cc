@@ -1,0 +1,78 @@
+#include "train/ranks.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+namespace penstock::train {
+
+TrainOptions ResolvedOptions(TrainOptions options, const TrainConfig& config, bool across) {
+  options.across_processes = across;
+  options.ranks_on_machine =
+      static_cast<int32_t>(config.pipeline.stages * config.pipeline.replicas);
+  const char* local = across ? std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE") : nullptr;
+  if (local != nullptr) {
+    options.ranks_on_machine = std::atoi(local);
+  }
+  options.ranks_on_machine = std::max(1, options.ranks_on_machine);
+  if (options.threads <= 0) {
+    options.threads = std::max(1, kernels::UsableCores() / options.ranks_on_machine);
+  }
+  return options;
+}
+
+Result<std::unique_ptr<kernels::Device>> MakeDevice(const TrainOptions& options) {
+  kernels::CpuOptions cpu;
+  cpu.threads = options.threads;
+  return kernels::CreateCpuDevice(cpu);
+}
+
+Result<> CheckRanks(const TrainConfig& config, const comm::Channel* channel) {
+  const int64_t wanted = config.pipeline.stages * config.pipeline.replicas;
+  if (channel != nullptr && channel->size() != wanted) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[train.ranks] mpirun started {} ranks, but pipeline.stages {} x "
+                     "pipeline.replicas {} are {}",
+                     channel->size(), config.pipeline.stages, config.pipeline.replicas, wanted);
+  }
+  return {};
+}
+
+Result<> RunThreads(int32_t ranks, int64_t limit_bytes, const TrainOptions& options,
+                    std::unique_ptr<kernels::Device> device, const RankBody& body) {
+  std::vector<std::unique_ptr<MemoryAccount>> accounts;  // outlive the channels
+  for (int32_t r = 0; r < ranks; ++r) {
+    accounts.push_back(std::make_unique<MemoryAccount>(limit_bytes));
+  }
+  auto channels = comm::CreateInProcessChannels(ranks);
+  const auto run = [&](int32_t r, std::unique_ptr<kernels::Device> own) {
+    const auto at = static_cast<size_t>(r);
+    Result<> result = body(*channels[at], *accounts[at], std::move(own));
+    if (!result.ok()) {
+      channels[at]->Fail(result.error());
+    }
+    return result;
+  };
+  std::vector<std::thread> threads;
+  for (int32_t r = 1; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      auto own = MakeDevice(options);
+      if (!own.ok()) {
+        channels[static_cast<size_t>(r)]->Fail(own.error());
+        return;
+      }
+      (void)run(r, std::move(own).value()).ok();
+    });
+  }
+  const Result<> first = run(0, std::move(device));
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  if (auto failure = channels[0]->failure(); failure.has_value()) {
+    return std::move(*failure);
+  }
+  return first;
+}
+
+}  // namespace penstock::train
