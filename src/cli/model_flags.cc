@@ -211,9 +211,7 @@ Result<std::vector<int32_t>> ParseIds(const std::string& text, const std::string
   return ids;
 }
 
-// The frame of a verb that may run under mpirun: `run` gets the channel, null without MPI.
-static int RunUnderMpi(const Verb& verb,
-                       const std::function<Result<>(std::unique_ptr<comm::Channel>)>& run) {
+int RunRankedVerb(const Verb& verb, const RankedBody& body) {
   std::unique_ptr<comm::Channel> channel;
   int rank = 0;
   const bool mpi = comm::LaunchedByMpi();
@@ -226,7 +224,7 @@ static int RunUnderMpi(const Verb& verb,
     rank = channel->rank();
   }
   CatchInterrupts();
-  const Result<> result = run(std::move(channel));
+  const Result<> result = body(std::move(channel));
   if (!result.ok()) {
     const int status = FailOnRank(verb, result.error(), rank);
     if (mpi) {
@@ -239,14 +237,14 @@ static int RunUnderMpi(const Verb& verb,
 }
 
 int RunModelVerb(const Verb& verb, const ModelFlags& flags, const ModelBody& body) {
-  return RunUnderMpi(verb, [&](std::unique_ptr<comm::Channel> channel) {
+  return RunRankedVerb(verb, [&](std::unique_ptr<comm::Channel> channel) {
     return RunOnRank(flags, std::move(channel), body);
   });
 }
 
 int RunRankVerb(const Verb& verb, const RankBody& body) {
   MemoryAccount account;
-  return RunUnderMpi(
+  return RunRankedVerb(
       verb, [&](std::unique_ptr<comm::Channel> channel) { return body(channel.get(), account); });
 }
 

@@ -45,6 +45,13 @@ using ModelBody =
     std::function<Result<>(const serve::ModelBundle& bundle, const serve::RunOptions& options,
                            std::unique_ptr<comm::Channel> channel)>;
 
+// `channel` is null without MPI.
+using RankedBody = std::function<Result<>(std::unique_ptr<comm::Channel> channel)>;
+
+// Runs `body` on every rank, reports errors (rank 0 speaks first), ends all ranks when one fails,
+// and gives the exit status.
+int RunRankedVerb(const Verb& verb, const RankedBody& body);
+
 // Opens the model, runs `body` on rank 0 (and the worker on the others), reports errors, gives the
 // exit status.
 int RunModelVerb(const Verb& verb, const ModelFlags& flags, const ModelBody& body);

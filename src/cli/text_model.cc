@@ -5,29 +5,6 @@
 namespace penstock::cli {
 namespace {
 
-text::GgufVocabulary Vocabulary(const weights::GgufTokenizerData& data) {
-  text::GgufVocabulary vocabulary;
-  vocabulary.architecture = data.architecture;
-  vocabulary.model = data.model;
-  vocabulary.pre = data.pre;
-  vocabulary.tokens = data.tokens;
-  vocabulary.scores = data.scores;
-  vocabulary.token_types = data.types;
-  vocabulary.merges = data.merges;
-  vocabulary.bos_id = data.bos_id;
-  vocabulary.eos_id = data.eos_id;
-  vocabulary.unknown_id = data.unknown_id;
-  vocabulary.padding_id = data.padding_id;
-  vocabulary.eot_id = data.eot_id;
-  vocabulary.add_bos = data.add_bos;
-  vocabulary.add_eos = data.add_eos;
-  vocabulary.add_space_prefix = data.add_space_prefix;
-  vocabulary.remove_extra_whitespaces = data.remove_extra_whitespaces;
-  vocabulary.precompiled_charsmap.assign(data.precompiled_charsmap.begin(),
-                                         data.precompiled_charsmap.end());
-  return vocabulary;
-}
-
 // A number of the generation configuration, if it is there and is one.
 std::optional<double> Configured(const Json& config, const char* key) {
   const JsonReader reader(config, "generation_config.json");
@@ -40,44 +17,9 @@ std::optional<double> Configured(const Json& config, const char* key) {
 
 }  // namespace
 
-Result<LoadedTokenizer> LoadTokenizer(const weights::TokenizerMaterial& material) {
-  if (material.gguf) {
-    PENSTOCK_TRY_ASSIGN(text::Tokenizer tokenizer,
-                        text::Tokenizer::FromGguf(Vocabulary(*material.gguf), material.source));
-    return LoadedTokenizer{std::move(tokenizer), material.chat_template, material.source};
-  }
-  Json config;
-  if (!material.tokenizer_config_json.empty()) {
-    PENSTOCK_TRY_ASSIGN(config, ParseJson(material.tokenizer_config_json,
-                                          material.source + ": tokenizer_config.json"));
-  }
-  PENSTOCK_TRY_ASSIGN(
-      text::Tokenizer tokenizer,
-      text::Tokenizer::FromTokenizerJson(material.tokenizer_json,
-                                         config.is_null() ? nullptr : &config, material.source));
-  std::string chat_template = material.chat_template;
-  if (chat_template.empty() && !config.is_null()) {
-    chat_template = text::ChatTemplateText(config);
-  }
-  return LoadedTokenizer{std::move(tokenizer), std::move(chat_template), material.source};
-}
-
 Result<const text::ChatTemplate*> PickTemplate(const LoadedTokenizer& tokenizer,
                                                const std::string& name) {
-  if (!name.empty()) {
-    return text::ChatTemplateNamed(name);
-  }
-  if (tokenizer.chat_template.empty()) {
-    std::string names;
-    for (const text::ChatTemplate& known : text::ChatTemplates()) {
-      names += (names.empty() ? "" : ", ") + known.name;
-    }
-    return MakeError(
-        ErrorCode::kUnsupported,
-        "[cli.chat] {}: the model has no chat template; choose one with --template: {}",
-        tokenizer.source, names);
-  }
-  return text::RecognizeChatTemplate(tokenizer.chat_template, tokenizer.source);
+  return train::PickTemplate(tokenizer, name, "--template");
 }
 
 std::set<int32_t> EndIds(const serve::ModelBundle& bundle, const text::Tokenizer* tokenizer) {

@@ -13,17 +13,13 @@
 #include "serve/sampling.h"
 #include "text/chat_template.h"
 #include "text/tokenizer.h"
+#include "train/tokenizer_source.h"
 #include "weights/model_files.h"
 
 namespace penstock::cli {
 
-struct LoadedTokenizer {
-  text::Tokenizer tokenizer;
-  std::string chat_template;  // the model's Jinja text; empty: it has none
-  std::string source;
-};
-
-Result<LoadedTokenizer> LoadTokenizer(const weights::TokenizerMaterial& material);
+using train::LoadedTokenizer;
+using train::LoadTokenizer;
 
 // The template to use: `name` when given, else the model's own, recognised whole. Errors:
 // kUnsupported listing the names.

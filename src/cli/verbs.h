@@ -11,6 +11,8 @@ void AddBench(Verb& app, int& status);
 void AddCalibrate(Verb& app, int& status);
 void AddChat(Verb& app, int& status);
 void AddCheck(Verb& app, int& status);
+void AddEval(Verb& app, int& status);
+void AddExport(Verb& app, int& status);
 void AddGradients(Verb& app, int& status);
 void AddInspect(Verb& app, int& status);
 void AddLogits(Verb& app, int& status);
@@ -22,12 +24,16 @@ void AddSchedule(Verb& app, int& status);
 void AddSim(Verb& app, int& status);
 void AddTokenize(Verb& app, int& status);
 void AddTrace(Verb& app, int& status);
+void AddTrain(Verb& app, int& status);
 
 // clang-format off
 inline constexpr AddVerb kVerbs[] = {
     AddRun,
     AddChat,
     AddBench,
+    AddTrain,
+    AddEval,
+    AddExport,
     AddPlan,
     AddCalibrate,
     AddSchedule,

@@ -196,11 +196,11 @@ Result<> RankLoop::Step(int64_t step) {
   }
   PENSTOCK_TRY(TakeLines());
   if (evaluates) {
-    PENSTOCK_TRY_ASSIGN(const EvalResult result,
+    PENSTOCK_TRY_ASSIGN(const EvalResult evaluated,
                         Evaluate(setup_, EvalBatches(setup_, true), *rank_, links_));
     (void)recorder_.Take();
     if (held_line_.has_value()) {
-      held_line_->eval_loss = result.nll / static_cast<double>(result.targets);
+      held_line_->eval_loss = evaluated.nll / static_cast<double>(evaluated.targets);
     }
   }
   if (stop_ && !due) {

@@ -1,0 +1,56 @@
+// penstock eval: loss and perplexity of a training configuration's model on its text.
+
+#include <fmt/core.h>
+
+#include <cmath>
+
+#include "cli/model_flags.h"
+#include "cli/train_flags.h"
+#include "cli/verbs.h"
+#include "train/eval_run.h"
+
+namespace penstock::cli {
+namespace {
+
+Result<> Run(const TrainFlags& flags, std::unique_ptr<comm::Channel> channel) {
+  PENSTOCK_TRY_ASSIGN(const train::TrainConfig config,
+                      ReadConfig(flags));
+  PENSTOCK_TRY_ASSIGN(const train::TrainOptions options, ToTrainOptions(flags));
+  const bool speaks = channel == nullptr || channel->rank() == 0;
+  PENSTOCK_TRY_ASSIGN(const train::EvalOutcome outcome,
+                      train::RunEvaluation(config, options, std::move(channel)));
+  if (!speaks) {
+    return {};
+  }
+  const double loss = outcome.result.nll / static_cast<double>(outcome.result.targets);
+  if (flags.common.json) {
+    PrintJson({{"loss", loss},
+               {"perplexity", std::exp(loss)},
+               {"tokens", outcome.result.targets},
+               {"sequences", outcome.sequences},
+               {"split", outcome.validation ? "validation" : "all"},
+               {"weights", outcome.weights}});
+    return {};
+  }
+  fmt::print("{} of {}: {} targets in {} sequences\nloss {:.6f}, perplexity {:.4f}\n",
+             outcome.validation ? "validation part" : "all text", outcome.weights,
+             outcome.result.targets, outcome.sequences, loss, std::exp(loss));
+  return {};
+}
+
+}  // namespace
+
+void AddEval(Verb& app, int& status) {
+  auto flags = std::make_shared<TrainFlags>();
+  Verb* verb = app.AddVerb(
+      "eval", "Loss and perplexity of a training configuration: its newest checkpoint, or its model");
+  AddTrainFlags(*verb, *flags);
+  verb->Footer("Example: penstock eval configs/train/tiny.toml");
+  verb->Callback([verb, flags, &status] {
+    status = RunRankedVerb(*verb, [&](std::unique_ptr<comm::Channel> channel) {
+      return Run(*flags, std::move(channel));
+    });
+  });
+}
+
+}  // namespace penstock::cli

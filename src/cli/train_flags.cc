@@ -1,0 +1,64 @@
+#include "cli/train_flags.h"
+
+#include "base/units.h"
+#include "cli/model_flags.h"
+
+namespace penstock::cli {
+
+void AddTrainFlags(Verb& verb, TrainFlags& flags) {
+  AddCommonFlags(verb, flags.common);
+  verb.AddOption("config", flags.config, "The configuration (docs/training.md lists its keys)")
+      ->TypeName("CONFIG.toml");
+  verb.AddOption("--set", flags.assignments,
+                 "section.key=value instead of what the file says; repeatable")
+      ->TypeName("KEY=VALUE");
+  AddInteger(verb, "--threads", flags.threads, "Threads per stage (default: cores / stages)", 1,
+             4096)
+      ->TypeName("N");
+  verb.AddOption("--memory", flags.memory, "Bytes that each rank may use, for instance 2GiB")
+      ->TypeName("BYTES");
+  verb.AddOption("--deadline", flags.deadline_s,
+                 "Seconds that a stage waits for another before the run fails")
+      ->TypeName("S")
+      ->ShowDefault();
+}
+
+Result<train::TrainConfig> ReadConfig(const TrainFlags& flags) {
+  // --set takes every word behind it, so the file may be among them.
+  std::string path = flags.config;
+  std::vector<std::string> assignments;
+  for (const std::string& word : flags.assignments) {
+    if (path.empty() && word.find('=') == std::string::npos) {
+      path = word;
+    } else {
+      assignments.push_back(word);
+    }
+  }
+  if (path.empty()) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.flags] no configuration, wanted a file, for instance "
+                     "configs/train/tiny.toml");
+  }
+  return train::ReadTrainConfig(path, assignments);
+}
+
+Result<train::TrainOptions> ToTrainOptions(const TrainFlags& flags) {
+  train::TrainOptions options;
+  options.threads = static_cast<int>(flags.threads);
+  if (!flags.memory.empty()) {
+    PENSTOCK_TRY_ASSIGN(options.memory_bytes, ParseBytes(flags.memory, "--memory"));
+    if (options.memory_bytes == 0) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[cli.flags] --memory: got 0 bytes, wanted more");
+    }
+  }
+  if (!(flags.deadline_s >= 0.01 && flags.deadline_s <= 86400)) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.flags] --deadline: got {}, wanted 0.01 to 86400 seconds",
+                     flags.deadline_s);
+  }
+  options.deadline_s = flags.deadline_s;
+  return options;
+}
+
+}  // namespace penstock::cli
