@@ -13,8 +13,7 @@ namespace penstock::cli {
 namespace {
 
 Result<> Run(const TrainFlags& flags, std::unique_ptr<comm::Channel> channel) {
-  PENSTOCK_TRY_ASSIGN(const train::TrainConfig config,
-                      ReadConfig(flags));
+  PENSTOCK_TRY_ASSIGN(const train::TrainConfig config, ReadConfig(flags));
   PENSTOCK_TRY_ASSIGN(const train::TrainOptions options, ToTrainOptions(flags));
   const bool speaks = channel == nullptr || channel->rank() == 0;
   PENSTOCK_TRY_ASSIGN(const train::EvalOutcome outcome,
@@ -43,7 +42,8 @@ Result<> Run(const TrainFlags& flags, std::unique_ptr<comm::Channel> channel) {
 void AddEval(Verb& app, int& status) {
   auto flags = std::make_shared<TrainFlags>();
   Verb* verb = app.AddVerb(
-      "eval", "Loss and perplexity of a training configuration: its newest checkpoint, or its model");
+      "eval",
+      "Loss and perplexity of a training configuration: its newest checkpoint, or its model");
   AddTrainFlags(*verb, *flags);
   verb->Footer("Example: penstock eval configs/train/tiny.toml");
   verb->Callback([verb, flags, &status] {

@@ -18,9 +18,9 @@ struct ExportFlags {
 
 int Run(const Verb& verb, const ExportFlags& flags) {
   if (flags.type != "f32" && flags.type != "bf16") {
-    return Fail(verb, MakeError(ErrorCode::kInvalidArgument,
-                                "[cli.export] --weights: got '{}', wanted f32 or bf16",
-                                flags.type));
+    return Fail(verb,
+                MakeError(ErrorCode::kInvalidArgument,
+                          "[cli.export] --weights: got '{}', wanted f32 or bf16", flags.type));
   }
   const auto outcome =
       train::ExportCheckpoint(flags.checkpoint, flags.folder, flags.type == "bf16");
@@ -44,11 +44,11 @@ int Run(const Verb& verb, const ExportFlags& flags) {
 
 void AddExport(Verb& app, int& status) {
   auto flags = std::make_shared<ExportFlags>();
-  Verb* verb = app.AddVerb(
-      "export", "Write a checkpoint as a model folder that transformers and `run` load");
+  Verb* verb = app.AddVerb("export",
+                           "Write a checkpoint as a model folder that transformers and `run` load");
   AddCommonFlags(*verb, flags->common);
   verb->AddOption("checkpoint", flags->checkpoint,
-                   "A step's folder, or the folder of a run (its newest whole checkpoint)")
+                  "A step's folder, or the folder of a run (its newest whole checkpoint)")
       ->Required()
       ->TypeName("CHECKPOINT");
   verb->AddOption("-o,--output", flags->folder, "Folder to write")->Required()->TypeName("FOLDER");

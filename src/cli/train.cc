@@ -53,10 +53,10 @@ class Progress {
     if (!terminal_ && !keep) {
       return;
     }
-    std::string text = fmt::format(
-        "step {}/{}  loss {:.4f}  norm {:.3g}{}  {:.0f} tokens/s  {}  bubble {:.1f} %", line.step,
-        steps_, line.loss, line.grad_norm, line.clipped ? " (clipped)" : "", line.tokens_per_s,
-        FormatSeconds(line.step_s), line.bubble_ratio * 100);
+    std::string text =
+        fmt::format("step {}/{}  loss {:.4f}  norm {:.3g}{}  {:.0f} tokens/s  {}  bubble {:.1f} %",
+                    line.step, steps_, line.loss, line.grad_norm, line.clipped ? " (clipped)" : "",
+                    line.tokens_per_s, FormatSeconds(line.step_s), line.bubble_ratio * 100);
     if (line.planned_step_s.has_value()) {
       text += fmt::format("  planned {}", FormatSeconds(*line.planned_step_s));
     }

@@ -49,7 +49,8 @@ Json Vocabulary(const GgufVocabulary& file) {
   auto& members = vocabulary.get_ref<Json::object_t&>();
   members.reserve(file.tokens.size());
   for (size_t id = 0; id < file.tokens.size(); ++id) {
-    // Names are unique: Tokenizer::FromGguf has checked. (Assignment by key would search each time.)
+    // Names are unique: Tokenizer::FromGguf has checked. (Assignment by key would search each
+    // time.)
     members.Container::emplace_back(TextOf(file, id), id);
   }
   return vocabulary;
@@ -93,9 +94,11 @@ Json PostProcessor(const GgufVocabulary& file, bool add_bos, bool add_eos) {
 }
 
 Json Root(const GgufVocabulary& file) {
-  return {{"version", "1.0"},   {"truncation", nullptr},     {"padding", nullptr},
-          {"added_tokens", AddedTokens(file)}, {"normalizer", nullptr}, {"pre_tokenizer", nullptr},
-          {"post_processor", nullptr}, {"decoder", nullptr}, {"model", nullptr}};
+  return {{"version", "1.0"},          {"truncation", nullptr},
+          {"padding", nullptr},        {"added_tokens", AddedTokens(file)},
+          {"normalizer", nullptr},     {"pre_tokenizer", nullptr},
+          {"post_processor", nullptr}, {"decoder", nullptr},
+          {"model", nullptr}};
 }
 
 Json BpeModel(const GgufVocabulary& file, Json merges) {
@@ -132,8 +135,8 @@ Json ByteLevelJson(const GgufVocabulary& file) {
                       {"use_regex", false}};
   steps.push_back(bytes);
   root["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
-  root["post_processor"] = PostProcessor(file, file.add_bos.value_or(pre->add_bos),
-                                         file.add_eos.value_or(false));
+  root["post_processor"] =
+      PostProcessor(file, file.add_bos.value_or(pre->add_bos), file.add_eos.value_or(false));
   root["decoder"] = bytes;
   Json merges = Json::array();
   for (const std::string& merge : file.merges) {
@@ -199,7 +202,8 @@ Json SentencePieceJson(const GgufVocabulary& file) {
   root["normalizer"] = {{"type", "Sequence"}, {"normalizers", normalizers}};
   root["post_processor"] =
       PostProcessor(file, file.add_bos.value_or(true), file.add_eos.value_or(false));
-  Json decoders = Json::array({Replace(kSpaceMark, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
+  Json decoders =
+      Json::array({Replace(kSpaceMark, " "), {{"type", "ByteFallback"}}, {{"type", "Fuse"}}});
   if (prefix) {
     decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
   }
@@ -223,11 +227,12 @@ Result<Json> TokenizerJsonFromGguf(const GgufVocabulary& vocabulary, const std::
   if (vocabulary.model == "llama" && vocabulary.precompiled_charsmap.empty()) {
     return SentencePieceJson(vocabulary);
   }
-  return MakeError(ErrorCode::kUnsupported,
-                   "[text.tokenizer_write] {}: a tokenizer.json is made of vocabularies of the kind "
-                   "\"gpt2\" or \"llama\", got \"{}\"{}",
-                   source, vocabulary.model,
-                   vocabulary.precompiled_charsmap.empty() ? "" : " with a precompiled charsmap");
+  return MakeError(
+      ErrorCode::kUnsupported,
+      "[text.tokenizer_write] {}: a tokenizer.json is made of vocabularies of the kind "
+      "\"gpt2\" or \"llama\", got \"{}\"{}",
+      source, vocabulary.model,
+      vocabulary.precompiled_charsmap.empty() ? "" : " with a precompiled charsmap");
 }
 
 Json TokenizerConfigFromGguf(const GgufVocabulary& vocabulary, std::string_view chat_template) {

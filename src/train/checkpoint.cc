@@ -120,18 +120,13 @@ Error Bad(const std::string& path, std::string_view what) {
 }
 
 Json ManifestJson(const CheckpointManifest& manifest) {
-  Json json = {{"format", "penstock-checkpoint"},
-               {"version", kFormatVersion},
-               {"step", manifest.step},
-               {"cursor", manifest.cursor},
-               {"seed", manifest.seed},
-               {"instruction_set", manifest.instruction_set},
-               {"identity", manifest.identity},
-               {"config", manifest.config},
+  Json json = {{"format", "penstock-checkpoint"}, {"version", kFormatVersion},
+               {"step", manifest.step},           {"cursor", manifest.cursor},
+               {"seed", manifest.seed},           {"instruction_set", manifest.instruction_set},
+               {"identity", manifest.identity},   {"config", manifest.config},
                {"files", Json::array()}};
   for (const CheckpointFile& file : manifest.files) {
-    json["files"].push_back(
-        {{"name", file.name}, {"bytes", file.bytes}, {"sha256", file.sha256}});
+    json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"sha256", file.sha256}});
   }
   return json;
 }
@@ -151,8 +146,8 @@ Result<CheckpointManifest> ReadManifest(const std::string& path) {
   CheckpointManifest manifest;
   PENSTOCK_TRY_ASSIGN(const int64_t version, reader.Int("version", 0, 1 << 30));
   if (version != kFormatVersion) {
-    return MakeError(ErrorCode::kUnsupported,
-                     "[train.checkpoint] {}: version {}, wanted {}", path, version, kFormatVersion);
+    return MakeError(ErrorCode::kUnsupported, "[train.checkpoint] {}: version {}, wanted {}", path,
+                     version, kFormatVersion);
   }
   PENSTOCK_TRY_ASSIGN(manifest.step, reader.Int("step", 0, INT64_MAX));
   PENSTOCK_TRY_ASSIGN(manifest.cursor, reader.Int("cursor", 0, INT64_MAX));
@@ -421,8 +416,7 @@ const std::vector<int64_t>* Checkpoint::Shape(const std::string& name) const {
   return it == weights_.end() ? nullptr : &it->second.first;
 }
 
-Result<std::span<const float>> Checkpoint::Weight(const std::string& name,
-                                                  int64_t elements) const {
+Result<std::span<const float>> Checkpoint::Weight(const std::string& name, int64_t elements) const {
   const auto it = weights_.find(name);
   if (it == weights_.end()) {
     return MakeError(ErrorCode::kNotFound,

@@ -91,7 +91,7 @@ class CheckpointWriter {
   std::shared_ptr<Shared> shared_;
 };
 
-std::string CheckpointName(int64_t step);                       // "step-00000020"
+std::string CheckpointName(int64_t step);  // "step-00000020"
 std::string PartialFolder(const std::string& folder, int64_t step);
 
 // Makes FOLDER and FOLDER/.partial-STEP; removes what killed runs left half written.
@@ -145,7 +145,7 @@ class Checkpoint {
 };
 
 struct FoundCheckpoint {
-  std::optional<int64_t> step;      // of the newest whole one; nothing where there is none at all
+  std::optional<int64_t> step;       // of the newest whole one; nothing where there is none at all
   std::vector<std::string> damaged;  // what is wrong with newer ones
 };
 

@@ -30,8 +30,7 @@ std::string Home(const std::string& path) {
 // Where scripts/fetch-model puts models.
 std::string ModelFolder() {
   const char* models = std::getenv("PENSTOCK_MODELS");
-  return models != nullptr && *models != 0 ? std::string(models)
-                                           : Home("~/.cache/penstock/models");
+  return models != nullptr && *models != 0 ? std::string(models) : Home("~/.cache/penstock/models");
 }
 
 // The file that a relative path means.
@@ -43,8 +42,7 @@ Result<std::string> FindInput(const TomlTable& table, const char* key, const std
       return path;
     }
     return MakeError(ErrorCode::kNotFound, "[train.config] {}: no file '{}'{}", table.Place(key),
-                     path,
-                     model ? "\nscripts/fetch-model fetches the model of the examples" : "");
+                     path, model ? "\nscripts/fetch-model fetches the model of the examples" : "");
   }
   std::vector<std::string> tried = {(fs::path(table.source()).parent_path() / path).string(), path};
   if (model) {
@@ -96,7 +94,7 @@ Result<> AddPaths(const TomlTable& table, const std::string& given,
   std::vector<std::string> names;
   for (fs::directory_iterator it(path, code), end; !code && it != end; it.increment(code)) {
     if (it->is_regular_file(code)) {
-      names.push_back(it->path().string());
+      names.push_back(fs::canonical(it->path(), code).string());  // links count once
     }
   }
   if (code || names.empty()) {
@@ -105,6 +103,7 @@ Result<> AddPaths(const TomlTable& table, const std::string& given,
                      table.Place("path"), path);
   }
   std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
   paths.insert(paths.end(), names.begin(), names.end());
   return {};
 }
@@ -124,10 +123,11 @@ Result<DataSection> ReadData(const TomlTable& table, const ModelSection& model) 
   PENSTOCK_TRY_ASSIGN(data.validation, table.NumberOr("validation", -1, 0, 0.9));
   PENSTOCK_TRY_ASSIGN(data.chat_template, table.StringOr("template", ""));
   if (given.empty()) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[train.config] {}: missing, wanted a text or JSONL file, a folder of them, or "
-                     "a list",
-                     table.Place("path"));
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[train.config] {}: missing, wanted a text or JSONL file, a folder of them, or "
+        "a list",
+        table.Place("path"));
   }
   for (const std::string& path : given) {
     PENSTOCK_TRY(AddPaths(table, path, data.paths));
@@ -164,7 +164,8 @@ Result<PipelineSection> ReadPipeline(const TomlTable& table) {
     if (!file.ok() || IsFolder(file.value())) {
       // The generator's own message names the nearest schedule.
       const auto made = schedule::Generate(pipeline.schedule, {});
-      return MakeError(ErrorCode::kInvalidArgument, "[train.config] {}: no schedule or file of this name\n{}",
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[train.config] {}: no schedule or file of this name\n{}",
                        table.Place("schedule"), made.ok() ? "" : made.error().message);
     }
     pipeline.schedule = std::move(file).value();
@@ -278,8 +279,8 @@ std::string TrainConfig::Identity() const {
                       static_cast<int>(data.format), data.pack, data.sequence_tokens);
   text += fmt::format("global_sequences = {}\nmicro_batch = {}\n", GlobalSequences(),
                       pipeline.micro_batch);
-  text += fmt::format("optimizer = adamw {} {} {} {}\n", o.beta1, o.beta2, o.epsilon,
-                      o.weight_decay);
+  text +=
+      fmt::format("optimizer = adamw {} {} {} {}\n", o.beta1, o.beta2, o.epsilon, o.weight_decay);
   text += fmt::format("train.seed = {}\ntrain.dtype = {}\ntrain.dropout = {}\n", train.seed,
                       train.bf16 ? "bf16" : "f32", train.dropout);
   return text;
@@ -294,8 +295,7 @@ double LearningRate(const OptimizerSection& optimizer, int64_t steps, int64_t st
     return lr;
   }
   const auto rest = static_cast<double>(std::max<int64_t>(1, steps - optimizer.warmup_steps));
-  const double done =
-      std::min(1.0, static_cast<double>(step - optimizer.warmup_steps - 1) / rest);
+  const double done = std::min(1.0, static_cast<double>(step - optimizer.warmup_steps - 1) / rest);
   const double share = optimizer.decay == LrDecay::kLinear
                            ? 1.0 - done
                            : 0.5 * (1.0 + std::cos(std::numbers::pi * done));

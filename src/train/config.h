@@ -1,10 +1,10 @@
 // The configuration of a training run: a TOML file with the sections model, data, pipeline,
 // optimizer and train, as docs/training.md lists them.
 //
-// Relative paths of what is read (model, data, tokenizer, a schedule file) are looked for beside the
-// configuration file, then in the working folder; models also in the folder that scripts/fetch-model
-// fills. What is written (checkpoints, log) is relative to the working folder. "~/" is the home
-// folder.
+// Relative paths of what is read (model, data, tokenizer, a schedule file) are looked for beside
+// the configuration file, then in the working folder; models also in the folder that
+// scripts/fetch-model fills. What is written (checkpoints, log) is relative to the working folder.
+// "~/" is the home folder.
 
 #pragma once
 

@@ -123,10 +123,9 @@ class Reader {
     const std::string where = fmt::format("{}:{}", path, line);
     PENSTOCK_TRY_ASSIGN(const Json json, ParseJson(row, where));
     if (!json.is_object()) {
-      return MakeError(ErrorCode::kInvalidArgument,
-                       "[train.corpus] {}: got a JSON {}, wanted an object with {}", where,
-                       json.type_name(),
-                       data_.format == DataFormat::kChat ? "\"messages\"" : "\"text\"");
+      return MakeError(
+          ErrorCode::kInvalidArgument, "[train.corpus] {}: got a JSON {}, wanted an object with {}",
+          where, json.type_name(), data_.format == DataFormat::kChat ? "\"messages\"" : "\"text\"");
     }
     if (data_.format == DataFormat::kJsonl) {
       PENSTOCK_TRY_ASSIGN(const std::string text, JsonReader(json, where).String("text"));
@@ -347,16 +346,16 @@ Result<Corpus> OpenCorpus(const DataSection& data, const LoadedTokenizer& tokeni
   const int64_t unanswered = reader.unanswered();
   const Tokens tokens = std::move(reader).Take();
   if (tokens.ids.empty()) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[train.corpus] {}: no {}, wanted at least one", fmt::join(data.paths, ", "),
+    return MakeError(ErrorCode::kInvalidArgument, "[train.corpus] {}: no {}, wanted at least one",
+                     fmt::join(data.paths, ", "),
                      unanswered > 0 ? "conversation with an answer of the assistant" : "text");
   }
   std::vector<std::byte> bytes = CorpusFile::Encode(tokens, key);
   std::error_code code;
   if (!path.empty()) {
     fs::create_directories(cache_folder, code);
-    const auto written = WriteFileAtomically(
-        path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    const auto written =
+        WriteFileAtomically(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
     if (written.ok() && CorpusFile::Load(path, key, corpus)) {
       return corpus;
     }
@@ -404,8 +403,8 @@ Result<CountedIds> EncodeAnswers(const text::ChatTemplate& chat_template,
                         tokenizer.Encode(whole.substr(prompt.size()), plain));
     const auto last = std::find_if(answer.rbegin(), answer.rend(),
                                    [&](int32_t id) { return tokenizer.IsSpecial(id); });
-    const auto counted = last == answer.rend() ? answer.size()
-                                               : static_cast<size_t>(answer.rend() - last);
+    const auto counted =
+        last == answer.rend() ? answer.size() : static_cast<size_t>(answer.rend() - last);
     result.ids.insert(result.ids.end(), answer.begin(), answer.end());
     result.counts.resize(result.counts.size() + counted, 1);
     result.counts.resize(result.ids.size(), 0);

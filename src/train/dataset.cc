@@ -9,7 +9,7 @@
 namespace penstock::train {
 namespace {
 
-constexpr size_t kOpenSequences = 64;       // that a part may still be put into
+constexpr size_t kOpenSequences = 64;         // that a part may still be put into
 constexpr uint64_t kShuffleKey = 0x73687566;  // apart from other uses of the seed
 
 // Sequences that are being filled, in the order in which they were begun.
@@ -17,9 +17,7 @@ class Packer {
  public:
   explicit Packer(int64_t capacity) : capacity_(capacity) {}
 
-  int64_t Room() const {
-    return open_.empty() ? 0 : capacity_ - open_.back().rows;
-  }
+  int64_t Room() const { return open_.empty() ? 0 : capacity_ - open_.back().rows; }
 
   // Into the first open sequence with room for it, or a new one.
   void Put(const Part& part) {
@@ -61,8 +59,8 @@ class Packer {
 }  // namespace
 
 int64_t Dataset::CountedIn(const Part& part) const {
-  const auto marks = counts_.subspan(static_cast<size_t>(part.first) + 1,
-                                     static_cast<size_t>(part.rows));
+  const auto marks =
+      counts_.subspan(static_cast<size_t>(part.first) + 1, static_cast<size_t>(part.rows));
   return std::count(marks.begin(), marks.end(), uint8_t{1});
 }
 
@@ -137,15 +135,17 @@ Result<Dataset> Dataset::Create(const Corpus& corpus, const DataSection& data, u
   const int64_t validation =
       data.validation <= 0
           ? 0
-          : std::max<int64_t>(1, static_cast<int64_t>(data.validation * static_cast<double>(count)));
+          : std::max<int64_t>(1,
+                              static_cast<int64_t>(data.validation * static_cast<double>(count)));
   dataset.training_ = count - validation;
   if (dataset.training_ < 1) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[train.dataset] {}: {} sequence{} of {} tokens, of which the validation share "
-                     "of {} leaves none to train on, wanted more text, a shorter "
-                     "data.sequence_tokens or data.validation = 0",
-                     fmt::join(data.paths, ", "), count, count == 1 ? "" : "s",
-                     data.sequence_tokens, data.validation);
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[train.dataset] {}: {} sequence{} of {} tokens, of which the validation share "
+        "of {} leaves none to train on, wanted more text, a shorter "
+        "data.sequence_tokens or data.validation = 0",
+        fmt::join(data.paths, ", "), count, count == 1 ? "" : "s", data.sequence_tokens,
+        data.validation);
   }
   return dataset;
 }

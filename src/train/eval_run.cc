@@ -65,25 +65,24 @@ Result<EvalOutcome> RunEvaluation(const TrainConfig& config, const TrainOptions&
   PENSTOCK_TRY_ASSIGN(const std::optional<Checkpoint> checkpoint, NewestCheckpoint(config));
   EvalOutcome outcome;
   outcome.validation = setup->dataset->validation_sequences() > 0;
-  outcome.sequences = outcome.validation ? setup->dataset->validation_sequences()
-                                         : setup->dataset->sequences();
-  outcome.weights = checkpoint.has_value()  ? checkpoint->path()
+  outcome.sequences =
+      outcome.validation ? setup->dataset->validation_sequences() : setup->dataset->sequences();
+  outcome.weights = checkpoint.has_value()    ? checkpoint->path()
                     : setup->files != nullptr ? setup->model_source
                                               : "random";
   const std::vector<EvalBatch> batches = EvalBatches(*setup, outcome.validation);
   const RankBody body = [&](comm::Channel& end, MemoryAccount& account,
                             std::unique_ptr<kernels::Device> own) -> Result<> {
-    PENSTOCK_TRY_ASSIGN(
-        const EvalResult result,
-        EvaluateOnRank(*setup, batches, checkpoint, end, account, std::move(own)));
+    PENSTOCK_TRY_ASSIGN(const EvalResult result,
+                        EvaluateOnRank(*setup, batches, checkpoint, end, account, std::move(own)));
     if (end.rank() == 0) {
       outcome.result = result;
     }
     return {};
   };
   if (channel == nullptr) {
-    PENSTOCK_TRY(RunThreads(setup->channel_ranks(), setup->limit_bytes, options,
-                            std::move(device), body));
+    PENSTOCK_TRY(
+        RunThreads(setup->channel_ranks(), setup->limit_bytes, options, std::move(device), body));
   } else {
     MemoryAccount account(setup->limit_bytes);
     PENSTOCK_TRY(body(*channel, account, std::move(device)));

@@ -13,7 +13,7 @@ namespace penstock::train {
 
 struct EvalOutcome {
   EvalResult result;
-  std::string weights;  // where they came from: a checkpoint's folder, the model, "random"
+  std::string weights;      // where they came from: a checkpoint's folder, the model, "random"
   bool validation = false;  // on the validation part; else on all of the training part
   int64_t sequences = 0;
 };

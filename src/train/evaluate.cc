@@ -9,14 +9,13 @@ namespace penstock::train {
 std::vector<EvalBatch> EvalBatches(const TrainSetup& setup, bool validation) {
   const Dataset& dataset = *setup.dataset;
   const PipelineSection& pipeline = setup.config.pipeline;
-  const int64_t sequences =
-      validation ? dataset.validation_sequences() : dataset.sequences();
+  const int64_t sequences = validation ? dataset.validation_sequences() : dataset.sequences();
   const int64_t per_batch = pipeline.micro_batches * pipeline.micro_batch;
   std::vector<EvalBatch> batches;
   for (int64_t begin = 0; begin < sequences; begin += per_batch) {
     EvalBatch batch;
-    batch.micro_batches = dataset.InOrder(
-        validation, begin, std::min(sequences, begin + per_batch), pipeline.micro_batch);
+    batch.micro_batches = dataset.InOrder(validation, begin, std::min(sequences, begin + per_batch),
+                                          pipeline.micro_batch);
     for (const runtime::MicroBatchData& data : batch.micro_batches) {
       batch.counted += data.counted();
     }
@@ -30,9 +29,9 @@ Result<EvalResult> Evaluate(const TrainSetup& setup, const std::vector<EvalBatch
   // One number per micro-batch, so that the sum is taken in one order whoever has the head.
   std::vector<double> losses;
   for (size_t b = 0; b < batches.size(); ++b) {
-    PENSTOCK_TRY_ASSIGN(const runtime::StepResult result,
-                        rank.RunEval({static_cast<int64_t>(b), batches[b].micro_batches,
-                                      batches[b].counted}));
+    PENSTOCK_TRY_ASSIGN(
+        const runtime::StepResult result,
+        rank.RunEval({static_cast<int64_t>(b), batches[b].micro_batches, batches[b].counted}));
     const size_t count = batches[b].micro_batches.size();
     for (size_t i = 0; i < count; ++i) {
       losses.push_back(result.has_losses && i < result.losses.size() ? result.losses[i]

@@ -16,9 +16,9 @@ struct ExportOutcome {
 };
 
 // `checkpoint` is a step's folder, or the folder of a run: then its newest whole checkpoint. Writes
-// config.json, the tokenizer's files and model.safetensors (float32, or bf16 rounded to nearest) into
-// `folder`, which is made; files of these names are replaced. Errors: kNotFound, kCorruptData naming
-// the damaged file, kInvalidArgument (cannot be written, with the reason).
+// config.json, the tokenizer's files and model.safetensors (float32, or bf16 rounded to nearest)
+// into `folder`, which is made; files of these names are replaced. Errors: kNotFound, kCorruptData
+// naming the damaged file, kInvalidArgument (cannot be written, with the reason).
 Result<ExportOutcome> ExportCheckpoint(const std::string& checkpoint, const std::string& folder,
                                        bool bf16);
 

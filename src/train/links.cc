@@ -54,8 +54,8 @@ std::vector<Links::Use> Links::LanesOf(int32_t rank, int32_t size, int32_t ranks
     both(kSumsEdge, other, {std::max<int64_t>(1, sums) * 8, kPostCredits});
     if (rank == 0 || other == 0) {
       const int32_t from = rank == 0 ? other : rank;
-      uses.push_back({LaneOf(kReportEdge, from, 0),
-                      {std::max<int64_t>(1, report) * 8, kReportCredits}});
+      uses.push_back(
+          {LaneOf(kReportEdge, from, 0), {std::max<int64_t>(1, report) * 8, kReportCredits}});
       uses.push_back({LaneOf(kNoteEdge, from, 0), {kNoteBytes, kNoteCredits}});
     }
     if (rank == 0 || other == 0 || rank % ranks == other % ranks) {
@@ -109,9 +109,8 @@ Result<std::vector<std::vector<double>>> Links::Collect(int64_t step, std::span<
       numbers.assign(own.begin(), own.end());
       continue;
     }
-    PENSTOCK_TRY_ASSIGN(
-        const comm::Message message,
-        channel_.Receive(LaneOf(kSumsEdge, other, rank()), {step, 0}, deadline_s_));
+    PENSTOCK_TRY_ASSIGN(const comm::Message message,
+                        channel_.Receive(LaneOf(kSumsEdge, other, rank()), {step, 0}, deadline_s_));
     numbers = Numbers(message);
   }
   return all;
@@ -154,9 +153,8 @@ Result<> Links::SendBytes(int32_t target, std::span<const std::byte> bytes) {
 
 Result<> Links::ReceiveBytes(int32_t source, int64_t bytes, const Sink& sink) {
   while (bytes > 0) {
-    PENSTOCK_TRY_ASSIGN(
-        const comm::Message message,
-        channel_.ReceiveNext(LaneOf(kPiecesEdge, source, rank()), deadline_s_));
+    PENSTOCK_TRY_ASSIGN(const comm::Message message,
+                        channel_.ReceiveNext(LaneOf(kPiecesEdge, source, rank()), deadline_s_));
     const auto size = static_cast<int64_t>(message.payload().size());
     if (size == 0 || size > bytes) {
       return MakeError(ErrorCode::kInternal,

@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "base/file.h"
 
@@ -25,10 +26,10 @@ std::string Kept(const std::string& path, int64_t step) {
     if (end == std::string::npos) {
       break;
     }
-    const std::string_view line = std::string_view(*text).substr(at, end - at);
+    const std::string_view line = std::string_view(text.value()).substr(at, end - at);
     const auto json = ParseJson(line, path);
     if (!json.ok() || !json->is_object() || !json->contains("step") ||
-        !(*json)["step"].is_number_integer() || (*json)["step"].get<int64_t>() > step) {
+        !json.value()["step"].is_number_integer() || json.value()["step"].get<int64_t>() > step) {
       break;
     }
     kept.append(line).append("\n");
@@ -47,6 +48,11 @@ TrainLog::~TrainLog() {
 
 Result<> TrainLog::Open(const std::string& path, int64_t step) {
   path_ = path;
+  std::error_code code;
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
+  if (!parent.empty()) {
+    std::filesystem::create_directories(parent, code);
+  }
   PENSTOCK_TRY(WriteFileAtomically(path, Kept(path, step)));
   file_ = std::fopen(path.c_str(), "a");
   if (file_ == nullptr) {

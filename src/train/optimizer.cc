@@ -76,10 +76,9 @@ Result<std::unique_ptr<RankOptimizer>> RankOptimizer::Create(const TrainSetup& s
   std::unique_ptr<RankOptimizer> optimizer(new RankOptimizer(setup, rank, device, links));
   const auto within = static_cast<size_t>(links.rank() % setup.ranks());
   const auto& program = setup.schedule.ranks[within];
-  optimizer->calls_per_step_ = static_cast<int>(
-      std::count_if(program.begin(), program.end(), [](const schedule::Action& action) {
-        return action.kind == schedule::OpKind::kOptimizer;
-      }));
+  optimizer->calls_per_step_ = static_cast<int>(std::count_if(
+      program.begin(), program.end(),
+      [](const schedule::Action& action) { return action.kind == schedule::OpKind::kOptimizer; }));
   optimizer->speculative_ = !setup.config.pipeline.barrier;
   PENSTOCK_TRY(optimizer->Allocate(account));
   return optimizer;

@@ -6,11 +6,11 @@
 // tensor's sum of squares, which one rank works out. So it does not depend on the cut.
 //
 // With a barrier every rank waits for the norm before it changes a weight. Without one it goes on
-// as if nothing were to be clipped, keeping the old weights, moments and gradients, and hears of the
-// norm when it comes to the end of the next step (post-validation, Qi et al. 2023, Zero Bubble): if
-// the norm was above the limit, all ranks put the old state back, do the step again with the right
-// factor, and run the next step again. Either way the weights are the same bits. A run that clips
-// in several steps in a row goes on with the barrier.
+// as if nothing were to be clipped, keeping the old weights, moments and gradients, and hears of
+// the norm when it comes to the end of the next step (post-validation, Qi et al. 2023, Zero
+// Bubble): if the norm was above the limit, all ranks put the old state back, do the step again
+// with the right factor, and run the next step again. Either way the weights are the same bits. A
+// run that clips in several steps in a row goes on with the barrier.
 
 #pragma once
 
@@ -124,8 +124,8 @@ class RankOptimizer : public runtime::StepEnd {
   bool redo_ = false;
   bool changed_ = false;
   bool interrupted_ = false;
-  std::vector<double> sums_;               // [0]: interrupted; then tensors that count, ascending
-  std::optional<int64_t> pending_;         // step whose norm is not known yet
+  std::vector<double> sums_;        // [0]: interrupted; then tensors that count, ascending
+  std::optional<int64_t> pending_;  // step whose norm is not known yet
   std::vector<double> pending_sums_;
   int clipped_in_a_row_ = 0;
   int64_t rolled_back_ = 0;

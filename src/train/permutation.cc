@@ -20,9 +20,9 @@ uint64_t Permutation::Encrypt(uint64_t index) const {
   uint64_t left = index >> half_bits_;
   uint64_t right = index & mask;
   for (uint32_t round = 0; round < kRounds; ++round) {
-    const auto words = Philox({static_cast<uint32_t>(right), static_cast<uint32_t>(right >> 32),
-                               round, 0x70657266U},
-                              key_);
+    const auto words = Philox(
+        {static_cast<uint32_t>(right), static_cast<uint32_t>(right >> 32), round, 0x70657266U},
+        key_);
     const uint64_t mixed = (uint64_t{words[1]} << 32 | words[0]) & mask;
     const uint64_t next = left ^ mixed;
     left = right;

@@ -40,7 +40,8 @@ Result<CheckpointFile> ParseWritten(const std::string& line) {
   if (a == std::string::npos || b == std::string::npos) {
     return MakeError(ErrorCode::kInternal, "[train.loop] a note '{}' that cannot be read", line);
   }
-  return CheckpointFile{line.substr(b + 1), std::atoll(line.c_str()), line.substr(a + 1, b - a - 1)};
+  return CheckpointFile{line.substr(b + 1), std::atoll(line.c_str()),
+                        line.substr(a + 1, b - a - 1)};
 }
 
 }  // namespace
@@ -54,8 +55,8 @@ RankLoop::RankLoop(const TrainSetup& setup, comm::Channel& channel, MemoryAccoun
       device_(std::move(device)),
       training_(kernels::CreateCpuTraining(*device_)),
       recorder_(RankId(channel.rank()), SlicesPerStep(setup), origin),
-      links_(channel, setup.ranks(), SumsPerRank(setup),
-             setup.config.pipeline.micro_batches + 8, setup.options.deadline_s),
+      links_(channel, setup.ranks(), SumsPerRank(setup), setup.config.pipeline.micro_batches + 8,
+             setup.options.deadline_s),
       events_(events) {}
 
 RankLoop::~RankLoop() = default;
@@ -68,12 +69,11 @@ Result<std::unique_ptr<RankLoop>> RankLoop::Create(const TrainSetup& setup, comm
   std::unique_ptr<RankLoop> loop(
       new RankLoop(setup, channel, account, std::move(device), origin, events));
   PENSTOCK_TRY(loop->links_.Open(account));
-  PENSTOCK_TRY_ASSIGN(loop->rank_,
-                      runtime::TrainRank::Create(setup.Spec(true), channel, *loop->training_,
-                                                 account, loop->recorder_));
-  PENSTOCK_TRY_ASSIGN(loop->optimizer_,
-                      RankOptimizer::Create(setup, *loop->rank_, *loop->training_, loop->links_,
-                                            account));
+  PENSTOCK_TRY_ASSIGN(
+      loop->rank_, runtime::TrainRank::Create(setup.Spec(true), channel, *loop->training_, account,
+                                              loop->recorder_));
+  PENSTOCK_TRY_ASSIGN(loop->optimizer_, RankOptimizer::Create(setup, *loop->rank_, *loop->training_,
+                                                              loop->links_, account));
   loop->optimizer_->set_before_change([loop = loop.get()]() -> Result<> {
     return loop->writer_.busy() ? loop->TakeWritten(true) : Result<>();
   });
@@ -84,10 +84,10 @@ Result<> RankLoop::Load(const std::optional<Checkpoint>& checkpoint) {
   if (checkpoint.has_value()) {
     PENSTOCK_TRY(LoadWeights(*checkpoint, *rank_));
     if (first() && checkpoint->manifest().instruction_set != device_->InstructionSet()) {
-      LogWarning("{} was written with the instruction set {}, this machine uses {}: the run goes "
-                 "on, but not to the same bits",
-                 checkpoint->path(), checkpoint->manifest().instruction_set,
-                 device_->InstructionSet());
+      LogWarning(
+          "{} was written with the instruction set {}, this machine uses {}: the run goes "
+          "on, but not to the same bits",
+          checkpoint->path(), checkpoint->manifest().instruction_set, device_->InstructionSet());
     }
     return {};
   }
@@ -177,8 +177,8 @@ Result<> RankLoop::Step(int64_t step) {
   runtime::StepResult result;
   do {
     optimizer_->BeginStep(step, first() && events_->interrupted && events_->interrupted());
-    PENSTOCK_TRY_ASSIGN(result, rank_->RunStep({step, batch.micro_batches, batch.counted},
-                                               optimizer_.get()));
+    PENSTOCK_TRY_ASSIGN(
+        result, rank_->RunStep({step, batch.micro_batches, batch.counted}, optimizer_.get()));
   } while (optimizer_->redo());
   const std::vector<double> report = ReportOf(result, begin_s, recorder_.Now());
   if (first()) {
@@ -187,8 +187,8 @@ Result<> RankLoop::Step(int64_t step) {
     PENSTOCK_TRY(links_.SendReport(step, report));
   }
   const TrainSection& train = setup_.config.train;
-  const bool due = train.checkpoint_every > 0 &&
-                   (step % train.checkpoint_every == 0 || step == train.steps);
+  const bool due =
+      train.checkpoint_every > 0 && (step % train.checkpoint_every == 0 || step == train.steps);
   const bool evaluates = train.eval_every > 0 && setup_.dataset->validation_sequences() > 0 &&
                          (step % train.eval_every == 0 || step == train.steps);
   if (due || evaluates || step == train.steps) {
@@ -388,8 +388,8 @@ Result<std::string> RankLoop::Digest() {
         PENSTOCK_TRY(links_.SendBytes(0, Tensor(it->master).Bytes()));
       }
     } else if (first()) {
-      const int64_t bytes = model::Elements(setup_.model.graph.tensor(id)) *
-                            static_cast<int64_t>(sizeof(float));
+      const int64_t bytes =
+          model::Elements(setup_.model.graph.tensor(id)) * static_cast<int64_t>(sizeof(float));
       PENSTOCK_TRY(links_.ReceiveBytes(
           holder, bytes, [&](std::span<const std::byte> piece) { digest.Update(piece); }));
     }

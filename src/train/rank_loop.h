@@ -23,9 +23,9 @@ namespace penstock::train {
 
 // Where a run begins; rank 0 decides, the others hear it.
 struct RunStart {
-  int64_t step = 0;                    // steps done
+  int64_t step = 0;  // steps done
   bool from_checkpoint = false;
-  std::vector<int64_t> older_run;      // steps of checkpoints that this run replaces
+  std::vector<int64_t> older_run;  // steps of checkpoints that this run replaces
 };
 
 class RankLoop {
@@ -81,7 +81,7 @@ class RankLoop {
   const TrainEvents* events_;
 
   RunStart start_;
-  std::deque<DoneStep> done_;  // whose lines are not written
+  std::deque<DoneStep> done_;          // whose lines are not written
   std::optional<StepLine> held_line_;  // the newest one, until it is known whether it is the last
   bool stop_ = false;
   std::optional<double> planned_step_s_;

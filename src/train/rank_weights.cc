@@ -41,7 +41,8 @@ std::map<int32_t, float> NormStarts(const model::Graph& graph) {
 
 void FillNormal(std::span<float> out, uint64_t key, float deviation) {
   for (size_t i = 0; i < out.size(); i += 4) {
-    const auto words = Philox({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32), 0, 0}, key);
+    const auto words =
+        Philox({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32), 0, 0}, key);
     const auto first = NormalPair(words[0], words[1]);
     const auto second = NormalPair(words[2], words[3]);
     const float draws[4] = {first[0], first[1], second[0], second[1]};
@@ -102,9 +103,8 @@ void FillRandom(const TrainSetup& setup, runtime::TrainRank& rank) {
 Result<> LoadWeights(const Checkpoint& checkpoint, runtime::TrainRank& rank) {
   for (const runtime::Parameter& parameter : rank.parameters()) {
     const std::span<float> values = Tensor(parameter.master).All<float>();
-    PENSTOCK_TRY_ASSIGN(
-        const std::span<const float> stored,
-        checkpoint.Weight(parameter.name, static_cast<int64_t>(values.size())));
+    PENSTOCK_TRY_ASSIGN(const std::span<const float> stored,
+                        checkpoint.Weight(parameter.name, static_cast<int64_t>(values.size())));
     std::copy(stored.begin(), stored.end(), values.begin());
   }
   rank.ParametersChanged({});

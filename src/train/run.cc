@@ -53,12 +53,16 @@ Result<RunStart> DecideStart(const TrainSetup& setup) {
     }
     return start;
   }
+  if (!setup.options.resume && setup.config.train.checkpoint_every == 0) {
+    return start;
+  }
   if (!setup.options.resume) {
     start.older_run = CheckpointSteps(folder);
     if (!start.older_run.empty()) {
-      LogNote("{} holds checkpoints of an earlier run (up to step {}), which this run replaces; "
-              "--resume goes on from them",
-              folder, start.older_run.back());
+      LogNote(
+          "{} holds checkpoints of an earlier run (up to step {}), which this run replaces; "
+          "--resume goes on from them",
+          folder, start.older_run.back());
     }
     return start;
   }
@@ -94,9 +98,9 @@ Error WithCheckpoint(Error error, const TrainConfig& config) {
   }
   const std::vector<int64_t> steps = CheckpointSteps(folder);
   if (!steps.empty()) {
-    error.message += fmt::format(
-        "\nthe last checkpoint is {}; --resume goes on from there",
-        (std::filesystem::path(folder) / CheckpointName(steps.back())).string());
+    error.message +=
+        fmt::format("\nthe last checkpoint is {}; --resume goes on from there",
+                    (std::filesystem::path(folder) / CheckpointName(steps.back())).string());
   } else if (config.train.checkpoint_every > 0) {
     error.message += "\nno checkpoint had been written";
   }
@@ -104,11 +108,10 @@ Error WithCheckpoint(Error error, const TrainConfig& config) {
 }
 
 Result<TrainReport> RunRank(const TrainSetup& setup, comm::Channel& channel, MemoryAccount& account,
-                            std::unique_ptr<kernels::Device> device,
-                            comm::Clock::time_point origin, const TrainEvents* events,
-                            const RunStart& start) {
-  PENSTOCK_TRY_ASSIGN(const auto loop, RankLoop::Create(setup, channel, account, std::move(device),
-                                                        origin, events));
+                            std::unique_ptr<kernels::Device> device, comm::Clock::time_point origin,
+                            const TrainEvents* events, const RunStart& start) {
+  PENSTOCK_TRY_ASSIGN(const auto loop,
+                      RankLoop::Create(setup, channel, account, std::move(device), origin, events));
   return loop->Run(start);
 }
 

@@ -18,7 +18,8 @@ namespace {
 
 // Multiply-adds that take as long as one element of a norm, rotation or activation.
 constexpr double kElementCost = 64;
-// Sets of shapes whose memory is worked out one by one; more are covered by the largest micro-batch.
+// Sets of shapes whose memory is worked out one by one; more are covered by the largest
+// micro-batch.
 constexpr size_t kMaxShapeSets = 32;
 
 // Stages of each rank of a replica, in both copies of the weights.
@@ -57,9 +58,8 @@ void FindHolders(TrainSetup& setup) {
       setup.by_name.push_back(TensorId(static_cast<int32_t>(t)));
     }
   }
-  std::sort(setup.by_name.begin(), setup.by_name.end(), [&](TensorId a, TensorId b) {
-    return graph.tensor(a).name < graph.tensor(b).name;
-  });
+  std::sort(setup.by_name.begin(), setup.by_name.end(),
+            [&](TensorId a, TensorId b) { return graph.tensor(a).name < graph.tensor(b).name; });
 }
 
 Result<> CutModel(TrainSetup& setup) {
@@ -82,9 +82,10 @@ Result<> CutModel(TrainSetup& setup) {
                      pipeline.stages, graph.num_layers(), graph.num_layers() - 2,
                      graph.num_layers());
   }
-  PENSTOCK_TRY_ASSIGN(setup.partition,
-                      model::CutBalanced(TrainLayerWeights(graph, setup.config.data.sequence_tokens),
-                                         stages, true));
+  PENSTOCK_TRY_ASSIGN(
+      setup.partition,
+      model::CutBalanced(TrainLayerWeights(graph, setup.config.data.sequence_tokens), stages,
+                         true));
   return {};
 }
 
@@ -246,8 +247,7 @@ Result<> OpenModelOf(const TrainConfig& config, TrainSetup& setup) {
   } else if (setup.files != nullptr) {
     PENSTOCK_TRY_ASSIGN(setup.material, setup.files->Tokenizer());
   } else {
-    const std::string folder =
-        std::filesystem::path(config.model.config).parent_path().string();
+    const std::string folder = std::filesystem::path(config.model.config).parent_path().string();
     PENSTOCK_TRY_ASSIGN(setup.material, weights::OpenTokenizer(folder.empty() ? "." : folder));
   }
   PENSTOCK_TRY_ASSIGN(LoadedTokenizer tokenizer, LoadTokenizer(setup.material));
@@ -275,8 +275,7 @@ std::vector<double> TrainLayerWeights(const model::Graph& graph, int64_t sequenc
 Result<schedule::Schedule> ComputeSchedule(const PipelineSection& pipeline) {
   schedule::Schedule schedule;
   if (pipeline.schedule_is_file) {
-    PENSTOCK_TRY_ASSIGN(schedule::ScheduleText text,
-                        schedule::ReadScheduleFile(pipeline.schedule));
+    PENSTOCK_TRY_ASSIGN(schedule::ScheduleText text, schedule::ReadScheduleFile(pipeline.schedule));
     schedule = std::move(text.schedule);
   } else {
     schedule::GeneratorOptions options;
@@ -292,8 +291,7 @@ Result<schedule::Schedule> ComputeSchedule(const PipelineSection& pipeline) {
                      "that trains",
                      pipeline.schedule);
   }
-  if (schedule.num_ranks() != pipeline.stages ||
-      schedule.micro_batches != pipeline.micro_batches) {
+  if (schedule.num_ranks() != pipeline.stages || schedule.micro_batches != pipeline.micro_batches) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "[train.setup] {} has {} ranks and {} micro-batches, but pipeline.stages is "
                      "{} and pipeline.micro_batches {}",
@@ -320,9 +318,9 @@ Result<TrainSetup> MakeTrainSetup(const TrainConfig& config, const TrainOptions&
   PENSTOCK_TRY(SetLanes(setup));
   runtime::TrainScheduleOptions lowering;
   lowering.recompute = static_cast<runtime::Recompute>(config.train.recompute);
-  PENSTOCK_TRY_ASSIGN(setup.schedule,
-                      runtime::PrepareTrainSchedule(setup.compute, setup.model.graph,
-                                                    setup.partition, lowering));
+  PENSTOCK_TRY_ASSIGN(
+      setup.schedule,
+      runtime::PrepareTrainSchedule(setup.compute, setup.model.graph, setup.partition, lowering));
   lowering.recompute = runtime::Recompute::kNone;
   lowering.optimizer = false;
   PENSTOCK_TRY_ASSIGN(setup.forward,
@@ -332,9 +330,8 @@ Result<TrainSetup> MakeTrainSetup(const TrainConfig& config, const TrainOptions&
   PENSTOCK_TRY_ASSIGN(setup.corpus,
                       OpenCorpus(config.data, *setup.tokenizer, TokenizerDigest(setup.material),
                                  TokenCacheFolder()));
-  PENSTOCK_TRY_ASSIGN(Dataset dataset,
-                      Dataset::Create(setup.corpus, config.data, config.train.seed,
-                                      setup.model.config.vocabulary));
+  PENSTOCK_TRY_ASSIGN(Dataset dataset, Dataset::Create(setup.corpus, config.data, config.train.seed,
+                                                       setup.model.config.vocabulary));
   setup.dataset.emplace(std::move(dataset));
   setup.largest.rows = setup.dataset->longest() * config.pipeline.micro_batch;
   setup.largest.counted = setup.largest.rows;

@@ -20,9 +20,9 @@ Sha256::~Sha256() {
 }
 
 void Sha256::Update(std::span<const std::byte> bytes) {
-  PENSTOCK_CHECK(EVP_DigestUpdate(static_cast<EVP_MD_CTX*>(context_), bytes.data(),
-                                  bytes.size()) == 1,
-                 "a digest takes bytes until its end");
+  PENSTOCK_CHECK(
+      EVP_DigestUpdate(static_cast<EVP_MD_CTX*>(context_), bytes.data(), bytes.size()) == 1,
+      "a digest takes bytes until its end");
 }
 
 void Sha256::Update(std::string_view text) {
@@ -32,9 +32,8 @@ void Sha256::Update(std::string_view text) {
 std::string Sha256::Hex() {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned int size = 0;
-  PENSTOCK_CHECK(
-      EVP_DigestFinal_ex(static_cast<EVP_MD_CTX*>(context_), digest.data(), &size) == 1,
-      "a digest ends once");
+  PENSTOCK_CHECK(EVP_DigestFinal_ex(static_cast<EVP_MD_CTX*>(context_), digest.data(), &size) == 1,
+                 "a digest ends once");
   std::string hex;
   for (unsigned int i = 0; i < size; ++i) {
     hex += fmt::format("{:02x}", digest[i]);

@@ -94,8 +94,8 @@ std::string TokenizerDigest(const weights::TokenizerMaterial& material) {
     for (const auto& id : {data.bos_id, data.eos_id, data.unknown_id, data.eot_id}) {
       add(std::to_string(id.value_or(-1)));
     }
-    for (const auto& flag : {data.add_bos, data.add_eos, data.add_space_prefix,
-                             data.remove_extra_whitespaces}) {
+    for (const auto& flag :
+         {data.add_bos, data.add_eos, data.add_space_prefix, data.remove_extra_whitespaces}) {
       add(flag.has_value() ? (*flag ? "1" : "0") : "-");
     }
   }
