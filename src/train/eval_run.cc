@@ -85,7 +85,8 @@ Result<EvalOutcome> RunEvaluation(const TrainConfig& config, const TrainOptions&
         RunThreads(setup->channel_ranks(), setup->limit_bytes, options, std::move(device), body));
   } else {
     MemoryAccount account(setup->limit_bytes);
-    PENSTOCK_TRY(body(*channel, account, std::move(device)));
+    const std::unique_ptr<comm::Channel> own = std::move(channel);  // dies before `account`
+    PENSTOCK_TRY(body(*own, account, std::move(device)));
   }
   return outcome;
 }

@@ -131,9 +131,10 @@ Result<> TellStart(comm::Channel& channel, MemoryAccount& account, const StartMe
 }  // namespace
 
 Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& given,
-                                 std::unique_ptr<comm::Channel> channel, const TrainHooks& hooks) {
-  PENSTOCK_TRY(CheckRanks(config, channel.get()));
-  const TrainOptions options = ResolvedOptions(given, config, channel != nullptr);
+                                 std::unique_ptr<comm::Channel> given_channel,
+                                 const TrainHooks& hooks) {
+  PENSTOCK_TRY(CheckRanks(config, given_channel.get()));
+  const TrainOptions options = ResolvedOptions(given, config, given_channel != nullptr);
   PENSTOCK_TRY_ASSIGN(auto device, MakeDevice(options));
   TrainOutcome outcome;
   {
@@ -148,6 +149,7 @@ Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& 
   }
   const bool finished = start.from_checkpoint && start.step >= config.train.steps;
   MemoryAccount account(setup.limit_bytes);
+  const std::unique_ptr<comm::Channel> channel = std::move(given_channel);  // dies before `account`
   const comm::Clock::time_point origin = comm::Clock::now();
   if (channel != nullptr) {
     const StartMessage message{origin.time_since_epoch().count(), start.step,
@@ -194,13 +196,15 @@ Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& 
 }
 
 Result<> RunTrainingWorker(const TrainConfig& config, const TrainOptions& given,
-                           std::unique_ptr<comm::Channel> channel) {
-  PENSTOCK_TRY(CheckRanks(config, channel.get()));
+                           std::unique_ptr<comm::Channel> given_channel) {
+  PENSTOCK_TRY(CheckRanks(config, given_channel.get()));
   const TrainOptions options = ResolvedOptions(given, config, true);
-  MemoryAccount small;
+  MemoryAccount start_account;
+  std::optional<MemoryAccount> account;
+  const std::unique_ptr<comm::Channel> channel = std::move(given_channel);  // dies before them
   const comm::Lane lane = StartLane(channel->rank());
   StartMessage message;
-  PENSTOCK_TRY(channel->Open(lane, {sizeof(message), 1}, small));
+  PENSTOCK_TRY(channel->Open(lane, {sizeof(message), 1}, start_account));
   {
     PENSTOCK_TRY_ASSIGN(const comm::Message received,
                         channel->Receive(lane, {0, 0}, kSetupDeadlineS));
@@ -221,9 +225,9 @@ Result<> RunTrainingWorker(const TrainConfig& config, const TrainOptions& given,
   RunStart start;
   start.step = message.step;
   start.from_checkpoint = message.from_checkpoint != 0;
-  MemoryAccount account(setup->limit_bytes);
+  account.emplace(setup->limit_bytes);
   const comm::Clock::time_point origin{comm::Clock::duration(message.origin_ns)};
-  auto report = RunRank(*setup, *channel, account, std::move(device), origin, nullptr, start);
+  auto report = RunRank(*setup, *channel, *account, std::move(device), origin, nullptr, start);
   if (!report.ok()) {
     return WithCheckpoint(report.error(), config);
   }

@@ -204,7 +204,7 @@ runtime::TrainSpec TrainSetup::Spec(bool with_fault) const {
   runtime::TrainSpec spec;
   spec.graph = &model.graph;
   spec.partition = &partition;
-  spec.schedule = options.evaluate ? &forward : &schedule;
+  spec.schedule = &schedule;
   spec.eval_schedule = options.evaluate || config.train.eval_every > 0 ? &forward : nullptr;
   spec.forward_only = options.evaluate;
   spec.replicas = replicas();
@@ -326,6 +326,9 @@ Result<TrainSetup> MakeTrainSetup(const TrainConfig& config, const TrainOptions&
   PENSTOCK_TRY_ASSIGN(setup.forward,
                       runtime::PrepareTrainSchedule(runtime::ForwardOf(setup.compute),
                                                     setup.model.graph, setup.partition, lowering));
+  if (options.evaluate) {
+    setup.schedule = setup.forward;
+  }
   FindHolders(setup);
   PENSTOCK_TRY_ASSIGN(setup.corpus,
                       OpenCorpus(config.data, *setup.tokenizer, TokenizerDigest(setup.material),
