@@ -45,7 +45,9 @@ Result<EvalResult> EvaluateOnRank(const TrainSetup& setup, const std::vector<Eva
   } else {
     FillRandom(setup, *rank);
   }
-  return Evaluate(setup, batches, *rank, links);
+  PENSTOCK_TRY_ASSIGN(const EvalResult result, Evaluate(setup, batches, *rank, links));
+  PENSTOCK_TRY(links.Part());
+  return result;
 }
 
 }  // namespace

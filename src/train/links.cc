@@ -167,6 +167,17 @@ Result<> Links::ReceiveBytes(int32_t source, int64_t bytes, const Sink& sink) {
   return {};
 }
 
+Result<> Links::Part() {
+  const std::byte bye{1};
+  if (rank() > 0) {
+    return ReceiveBytes(0, 1, [](std::span<const std::byte>) {});
+  }
+  for (int32_t other = 1; other < size(); ++other) {
+    PENSTOCK_TRY(SendBytes(other, std::span(&bye, 1)));
+  }
+  return {};
+}
+
 Result<> Links::SendBlob(int32_t target, std::span<const std::byte> bytes) {
   const auto size = static_cast<int64_t>(bytes.size());
   PENSTOCK_TRY(SendBytes(target, std::as_bytes(std::span(&size, 1))));

@@ -61,6 +61,10 @@ class Links {
   // all. The same call on all replicas of this rank.
   Result<> ShareParts(std::span<std::byte> whole, std::span<const int64_t> starts);
 
+  // The last exchange: rank 0 tells the others that it has everything they sent, so that their
+  // buffers may go.
+  Result<> Part();
+
   // While rank 0 does something that takes as long as it takes (opening data, writing a file).
   void set_deadline(double seconds) { deadline_s_ = seconds; }
 

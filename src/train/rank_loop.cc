@@ -425,6 +425,7 @@ Result<TrainReport> RankLoop::Finish() {
   figures_.timeline.totals = trace::TotalsOf(figures_.timeline);
   if (!first()) {
     PENSTOCK_TRY(links_.SendBlob(0, EncodeFigures(figures_)));
+    PENSTOCK_TRY(links_.Part());
     return report;
   }
   if (held_line_.has_value()) {
@@ -439,6 +440,7 @@ Result<TrainReport> RankLoop::Finish() {
     PENSTOCK_TRY_ASSIGN(RankFigures figures, DecodeFigures(bytes));
     report.ranks.push_back(std::move(figures));
   }
+  PENSTOCK_TRY(links_.Part());
   report.last = held_line_;
   report.checkpoint = committed_;
   report.rolled_back = optimizer_->rolled_back();
