@@ -135,7 +135,7 @@ double InstalledMemory() {
     total = static_cast<double>(info.totalram) * info.mem_unit;
   }
   return std::min(total, static_cast<double>(
-                             std::max<int64_t>(serve::AvailableMemoryBytes(), int64_t{1} << 28)) /
+                             std::max<int64_t>(AvailableMemoryBytes(), int64_t{1} << 28)) /
                              0.9);
 }
 

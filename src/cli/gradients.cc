@@ -202,7 +202,7 @@ Result<> PrepareJob(const GradientFlags& flags, int ranks, const Sequences& toke
   PENSTOCK_TRY_ASSIGN(job.recompute, runtime::ParseRecompute(flags.recompute));
   job.threads = flags.threads > 0 ? static_cast<int>(flags.threads) : serve::DefaultThreads(ranks);
   job.deadline_s = flags.deadline_s;
-  job.memory_bytes = serve::AvailableMemoryBytes() / ranks;
+  job.memory_bytes = AvailableMemoryBytes() / ranks;
   if (!flags.memory.empty()) {
     PENSTOCK_TRY_ASSIGN(job.memory_bytes, ParseBytes(flags.memory, "--memory"));
   }

@@ -105,12 +105,20 @@ Result<> TrainExecutor::Execute(const Action& action) {
     PENSTOCK_TRY((this->*OperationOf(action.kind))(action));
     if (OfUnit(action.kind)) {
       Done(program_.UnitOf(action), 1);
+      if (m_.on_dry_action) {
+        m_.on_dry_action(action, m_.runner.pool->current());
+      }
     }
     return {};
   }
   PENSTOCK_TRY(InjectFault(action));
-  const double start_s = m_.recorder->Now();
+  double start_s = m_.recorder->Now();
   PENSTOCK_TRY_ASSIGN(const int64_t bytes, (this->*OperationOf(action.kind))(action));
+  if (action.kind == OpKind::kOptimizer && end_->waited_s() > 0) {
+    m_.recorder->RecordWait(trace::WaitCause::kBarrier, action, RankId(), start_s,
+                            start_s + end_->waited_s());
+    start_s += end_->waited_s();
+  }
   const double end_s = m_.recorder->Now();
   const bool unit = OfUnit(action.kind);
   const int64_t rows = unit ? SizesOf(program_.UnitOf(action)).rows : 0;

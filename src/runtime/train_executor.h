@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -37,6 +38,8 @@ struct TrainMeans {
   Tensor reduce_scratch;
   comm::Channel* channel = nullptr;
   trace::RankRecorder* recorder = nullptr;
+  // In a dry run, after each action of a micro-batch: bytes of activations held.
+  std::function<void(const schedule::Action& action, int64_t bytes)> on_dry_action;
 };
 
 class TrainExecutor {

@@ -412,4 +412,24 @@ Result<MemoryFigures> TrainRank::PlannedMemory(const TrainSpec& spec, int32_t ra
   return account.peak();
 }
 
+Result<std::vector<TrainRank::PlannedPoint>> TrainRank::PlannedActivations(
+    const TrainSpec& spec, int32_t rank, std::span<const MicroBatchShape> shapes,
+    const kernels::TrainingDevice& device) {
+  PENSTOCK_TRY_ASSIGN(const std::unique_ptr<RankFacts> facts, MakeFacts(spec, rank));
+  MemoryAccount account;
+  BlockPool pool(account, true);
+  std::vector<PlannedPoint> points;
+  TrainMeans means;
+  means.spec = &spec;
+  means.rank = facts->rank;
+  means.links = &facts->links;
+  means.runner = {&device, nullptr, nullptr, &pool, Tensor(), 1};
+  means.runner.slices = spec.schedule->slices;
+  means.on_dry_action = [&points](const schedule::Action& action, int64_t bytes) {
+    points.push_back({action, bytes});
+  };
+  PENSTOCK_TRY(TrainExecutor(means, *facts->train).Run(shapes, nullptr, nullptr));
+  return points;
+}
+
 }  // namespace penstock::runtime

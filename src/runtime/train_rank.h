@@ -196,6 +196,9 @@ class StepEnd {
   // actions stand at the end of the lists. May take gradients as scratch.
   virtual Result<> Optimize(StageId stage, std::span<const int32_t> parameters) = 0;
 
+  // Seconds of the last Optimize in which this rank waited for others; recorded apart.
+  virtual double waited_s() const { return 0; }
+
   // BARRIER. Every rank comes here equally often.
   virtual Result<> Barrier() { return {}; }
 };
@@ -219,6 +222,17 @@ class TrainRank {
                                              std::span<const MicroBatchShape> shapes,
                                              const kernels::TrainingDevice& device,
                                              bool across_processes);
+
+  // The curve behind the figure: bytes of activations held after each action of this rank's list
+  // that belongs to a micro-batch, in their order.
+  struct PlannedPoint {
+    schedule::Action action;
+    int64_t activation_bytes = 0;
+  };
+
+  static Result<std::vector<PlannedPoint>> PlannedActivations(
+      const TrainSpec& spec, int32_t rank, std::span<const MicroBatchShape> shapes,
+      const kernels::TrainingDevice& device);
 
   // Fills all masters from the files, by canonical names, and packs. Errors: those of
   // ModelFiles::Source and ReadRows.

@@ -145,6 +145,7 @@ double RankOptimizer::Factor(double norm) const {
 
 Result<> RankOptimizer::Optimize(StageId /*stage*/, std::span<const int32_t> parameters) {
   ++calls_;
+  waited_s_ = 0;
   if (calibrating_) {
     kernels::AdamWParams nothing;
     for (const int32_t i : parameters) {
@@ -245,7 +246,9 @@ void RankOptimizer::AddSums(std::span<const int32_t> parameters) {
 }
 
 Result<StepFacts> RankOptimizer::Facts(int64_t step, std::span<const double> own) {
+  const comm::Clock::time_point start = comm::Clock::now();
   PENSTOCK_TRY_ASSIGN(const auto all, links_.Collect(step, own));
+  waited_s_ += std::chrono::duration<double>(comm::Clock::now() - start).count();
   StepFacts facts;
   facts.step = step;
   std::vector<double> by_tensor(setup_.model.graph.tensors.size(), 0.0);

@@ -60,6 +60,8 @@ class RankOptimizer : public runtime::StepEnd {
 
   Result<> Optimize(StageId stage, std::span<const int32_t> parameters) override;
 
+  double waited_s() const override { return waited_s_; }
+
   // After RunStep: the step before was clipped after all and has been done again; this one must be
   // run again with the same data.
   bool redo() const { return redo_; }
@@ -129,6 +131,7 @@ class RankOptimizer : public runtime::StepEnd {
   std::vector<double> pending_sums_;
   int clipped_in_a_row_ = 0;
   int64_t rolled_back_ = 0;
+  double waited_s_ = 0;
   std::deque<StepFacts> facts_;
   std::function<Result<>()> before_change_;
 };

@@ -152,6 +152,40 @@ Result<> RankLoop::PlanFrom(const trace::RankTimeline& own) {
   }
   planned_step_s_ = options.barrier ? simulated->makespan_s : simulated->period_s;
   planned_ = std::move(simulated->timeline);
+  return planned_.has_value() ? PlanCurves(*planned_) : Result<>();
+}
+
+// The simulated times with the bytes that the same program will hold.
+Result<> RankLoop::PlanCurves(trace::Timeline& timeline) {
+  std::vector<runtime::MicroBatchShape> shapes;
+  for (const auto& data :
+       setup_.dataset->Step(setup_.config.pipeline, start_.step + 1, 0).micro_batches) {
+    shapes.push_back(runtime::ShapeOf(data, setup_.schedule.slices));
+  }
+  for (size_t r = 0; r < timeline.ranks.size(); ++r) {
+    PENSTOCK_TRY_ASSIGN(const auto points,
+                        runtime::TrainRank::PlannedActivations(
+                            setup_.Spec(false), static_cast<int32_t>(r), shapes, *training_));
+    trace::RankTimeline& rank = timeline.ranks[r];
+    trace::Counter counter{"activations", "bytes", {}};
+    size_t slice = 0;
+    for (const auto& point : points) {
+      // Both lists are in program order; the simulation leaves out what takes no time.
+      const auto same = [&](const trace::Slice& s) {
+        return s.action.kind == point.action.kind && s.action.stage == point.action.stage &&
+               s.action.micro_batch == point.action.micro_batch &&
+               s.action.slice == point.action.slice;
+      };
+      const auto it = std::find_if(rank.slices.begin() + static_cast<ptrdiff_t>(slice),
+                                   rank.slices.end(), same);
+      if (it != rank.slices.end()) {
+        slice = static_cast<size_t>(it - rank.slices.begin());
+      }
+      const double at = rank.slices.empty() ? 0 : rank.slices[slice].end_s;
+      counter.samples.push_back({at, static_cast<double>(point.activation_bytes)});
+    }
+    rank.counters = {std::move(counter)};
+  }
   return {};
 }
 

@@ -58,6 +58,7 @@ class RankLoop {
   Result<> Load(const std::optional<Checkpoint>& checkpoint);
   Result<> Calibrate();
   Result<> PlanFrom(const trace::RankTimeline& own);
+  Result<> PlanCurves(trace::Timeline& timeline);
   Result<> Step(int64_t step);
   std::vector<double> ReportOf(const runtime::StepResult& result, double begin_s, double end_s);
   Result<> TakeLines();

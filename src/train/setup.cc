@@ -107,34 +107,33 @@ Result<> SetLanes(TrainSetup& setup) {
   return {};
 }
 
-// Rows of the micro-batches of the steps of one replica, each set of shapes once; where there are
-// many, the largest micro-batch in all places.
+// Shapes of the micro-batches of the steps of one replica, each set once; where there are many, the
+// largest micro-batch in all places.
 std::vector<std::vector<runtime::MicroBatchShape>> ShapeSets(const TrainSetup& setup,
                                                              int64_t replica) {
-  using Shape = std::pair<int64_t, int64_t>;
   const auto& config = setup.config;
-  std::set<std::vector<Shape>> sets;
+  const int32_t slices = setup.schedule.slices;
+  std::set<std::vector<std::vector<int64_t>>> seen;
+  std::vector<std::vector<runtime::MicroBatchShape>> result;
   constexpr int64_t kMaxSteps = 4096;
   for (int64_t step = 1; step <= std::min(config.train.steps, kMaxSteps); ++step) {
-    std::vector<Shape> shapes;
+    std::vector<std::vector<int64_t>> key;
+    std::vector<runtime::MicroBatchShape> shapes;
     for (const auto& data : setup.dataset->Step(config.pipeline, step, replica).micro_batches) {
-      shapes.emplace_back(data.rows(), data.counted());
+      shapes.push_back(runtime::ShapeOf(data, slices));
+      key.push_back({shapes.back().rows, shapes.back().counted});
+      key.back().insert(key.back().end(), shapes.back().counted_in_slice.begin(),
+                        shapes.back().counted_in_slice.end());
     }
-    sets.insert(std::move(shapes));
-    if (sets.size() > kMaxShapeSets) {
+    if (seen.insert(std::move(key)).second) {
+      result.push_back(std::move(shapes));
+    }
+    if (result.size() > kMaxShapeSets) {
       break;
     }
   }
-  std::vector<std::vector<runtime::MicroBatchShape>> result;
-  if (sets.size() > kMaxShapeSets || config.train.steps > kMaxSteps) {
-    result.emplace_back(static_cast<size_t>(config.pipeline.micro_batches), setup.largest);
-    return result;
-  }
-  for (const auto& shapes : sets) {
-    auto& set = result.emplace_back();
-    for (const auto& [rows, counted] : shapes) {
-      set.push_back({rows, counted});
-    }
+  if (result.size() > kMaxShapeSets || config.train.steps > kMaxSteps) {
+    result.assign(1, {static_cast<size_t>(config.pipeline.micro_batches), setup.largest});
   }
   return result;
 }
