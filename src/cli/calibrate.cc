@@ -253,6 +253,7 @@ Result<hw::Engine> Measure(const Flags& flags, std::string* mpi) {
   PENSTOCK_TRY_ASSIGN(engine.thread_speedup,
                       MeasureThreadScaling({WeightType::kInt8, 3072, 576},
                                            static_cast<int>(engine.cores), options));
+  PENSTOCK_TRY_ASSIGN(engine.sharing, MeasureSharing({WeightType::kInt8, 3072, 576}, options));
   Say(flags, "messages between threads, and between processes");
   PENSTOCK_TRY_ASSIGN(engine.message_s, MeasureThreadMessages(flags.quick, &engine.announce_s));
   engine.mpi_message_s = MeasureMpiMessages(flags.quick, mpi);

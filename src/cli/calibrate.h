@@ -54,6 +54,10 @@ Result<std::vector<hw::ProductTable>> MeasureProducts(const std::vector<ProductS
 Result<std::vector<std::vector<double>>> MeasureThreadScaling(const ProductShape& shape, int cores,
                                                               const MeasureOptions& options);
 
+// How much longer work takes than its share of the cores says when twice as many devices run as
+// have cores: caches are filled anew, threads are switched. 1 or more.
+Result<double> MeasureSharing(const ProductShape& shape, const MeasureOptions& options);
+
 Result<std::vector<hw::AttentionTable>> MeasureAttention(const std::vector<AttentionShape>& shapes,
                                                          const MeasureOptions& options);
 

@@ -87,7 +87,7 @@ struct RandomShape {
 };
 
 // Narrow with many layers, wide with few.
-constexpr RandomShape kShapes[] = {{576, 1536, 9, 3, 16, 16384}, {2048, 8192, 32, 8, 3, 16384}};
+constexpr RandomShape kShapes[] = {{576, 1536, 9, 3, 40, 32768}, {2048, 8192, 32, 8, 3, 32768}};
 
 Result<serve::ModelBundle> MakeBundle(const RandomShape& s) {
   const Json config = {{"architectures", {"LlamaForCausalLM"}},

@@ -1,13 +1,16 @@
 // Products and attention of the CPU device, alone and on all devices together.
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <thread>
 
 #include "base/check.h"
+#include "base/file.h"
 #include "cli/calibrate.h"
 
 namespace penstock::cli {
@@ -18,8 +21,20 @@ using kernels::Matrix;
 using kernels::WeightType;
 using Clock = std::chrono::steady_clock;
 
-// More than the last cache of any core that we know: weights come from memory, as in a model.
-constexpr int64_t kBeyondCaches = int64_t{96} << 20;
+// Several times the last cache: passed in turn, hardly any of it is still there (a cache that
+// replaces at random would keep exp(-6)). Weights come from memory, as in a model.
+int64_t BeyondCaches() {
+  static const int64_t kBytes = [] {
+    int64_t cache = int64_t{32} << 20;
+    if (const auto text = ReadFile("/sys/devices/system/cpu/cpu0/cache/index3/size", 64);
+        text.ok()) {
+      const int64_t kilobytes = std::atoll(text->c_str());
+      cache = std::max<int64_t>(kilobytes << 10, int64_t{8} << 20);
+    }
+    return std::clamp<int64_t>(6 * cache, int64_t{96} << 20, int64_t{768} << 20);
+  }();
+  return kBytes;
+}
 
 std::vector<float> Numbers(int64_t count) {
   std::vector<float> values(static_cast<size_t>(count));
@@ -89,7 +104,7 @@ class Copies {
                               shape.type == WeightType::kInt4 ? DType::kQ4_1 : DType::kF32);
     const MatrixSource* parts[] = {&source};
     int64_t bytes = 0;
-    while (bytes < kBeyondCaches || copies.matrices_.size() < 2) {
+    while (bytes < BeyondCaches() || copies.matrices_.size() < 2) {
       PENSTOCK_TRY_ASSIGN(auto matrix, device.LoadMatrix(parts, shape.type, account));
       bytes += matrix->bytes();
       copies.matrices_.push_back(std::move(matrix));
@@ -223,7 +238,7 @@ class AttentionRun {
     spec.kv_heads = shape.kv_heads;
     spec.head_dim = spec.value_dim = shape.head_dim;
     const int64_t each = std::max<int64_t>(1, device.KvCacheBytes(spec));
-    const int64_t count = std::clamp<int64_t>(kBeyondCaches / 2 / each, 2, 64);
+    const int64_t count = std::clamp<int64_t>(BeyondCaches() / 3 / each, 2, 512);
     for (int64_t i = 0; i < count; ++i) {
       PENSTOCK_TRY_ASSIGN(auto cache, device.CreateKvCache(spec, run->account_));
       run->caches_.push_back(std::move(cache));
@@ -402,6 +417,54 @@ Result<std::vector<std::vector<double>>> MeasureThreadScaling(const ProductShape
   return out;
 }
 
+Result<double> MeasureSharing(const ProductShape& shape, const MeasureOptions& options) {
+  MeasureOptions twice = options;
+  twice.devices = 2 * options.devices;
+  PENSTOCK_TRY_ASSIGN(auto devices, MakeDevices(twice));
+  MemoryAccount account;
+  PENSTOCK_TRY_ASSIGN(const Copies copies, Copies::Load(shape, *devices[0], account));
+  // Products per second of all devices together.
+  const auto rate = [&](int count) {
+    std::vector<int64_t> calls(static_cast<size_t>(count), 0);
+    std::barrier<> ready(count + 1);
+    std::atomic<bool> stop{false};
+    std::vector<std::thread> threads;
+    for (int d = 0; d < count; ++d) {
+      threads.emplace_back([&, d] {
+        const auto at = static_cast<size_t>(d);
+        ProductRun run(shape, copies, *devices[at], 64,
+                       copies.size() * at / static_cast<size_t>(count));
+        run();
+        ready.arrive_and_wait();
+        while (!stop.load(std::memory_order_relaxed)) {
+          run();
+          ++calls[at];
+        }
+      });
+    }
+    ready.arrive_and_wait();
+    const Clock::time_point start = Clock::now();
+    std::this_thread::sleep_for(std::chrono::duration<double>(8 * options.sample_s));
+    stop.store(true);
+    const double seconds = Since(start);
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    int64_t all = 0;
+    for (const int64_t n : calls) {
+      all += n;
+    }
+    return static_cast<double>(all) / seconds;
+  };
+  std::vector<double> ratios;
+  for (int i = 0; i < 3; ++i) {
+    const double own = rate(options.devices);
+    ratios.push_back(own / rate(twice.devices));
+  }
+  std::sort(ratios.begin(), ratios.end());
+  return std::clamp(ratios[1], 1.0, 2.0);
+}
+
 Result<std::vector<hw::AttentionTable>> MeasureAttention(const std::vector<AttentionShape>& shapes,
                                                          const MeasureOptions& options) {
   PENSTOCK_TRY_ASSIGN(auto devices, MakeDevices(options));
@@ -409,6 +472,7 @@ Result<std::vector<hw::AttentionTable>> MeasureAttention(const std::vector<Atten
   for (const AttentionShape& shape : shapes) {
     const auto work = static_cast<double>(shape.heads * 2 * shape.head_dim);
     hw::AttentionTable table;
+    table.numbers = static_cast<double>(2 * shape.head_dim);
     table.group = static_cast<double>(shape.heads) / static_cast<double>(shape.kv_heads);
     constexpr int64_t kShort = 127;
     constexpr int64_t kLong = 1023;

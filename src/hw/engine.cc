@@ -153,10 +153,14 @@ Shared Engine::AttentionSeconds(double heads, double kv_heads, double numbers, d
     return {};
   }
   const double group = kv_heads > 0 ? heads / kv_heads : 1;
+  const auto distance = [&](const AttentionTable& a) {
+    const double x = std::log(a.group / group);
+    const double y = std::log(a.numbers / std::max(1.0, numbers));
+    return x * x + y * y;
+  };
   const auto nearest = std::min_element(
-      attention.begin(), attention.end(), [&](const AttentionTable& a, const AttentionTable& b) {
-        return std::abs(std::log(a.group / group)) < std::abs(std::log(b.group / group));
-      });
+      attention.begin(), attention.end(),
+      [&](const AttentionTable& a, const AttentionTable& b) { return distance(a) < distance(b); });
   const double work = heads * numbers * pairs;
   return {nearest->slice.alone_s + work * nearest->pair_alone_s.At(rows),
           nearest->slice.together_s + work * nearest->pair_together_s.At(rows)};
@@ -191,6 +195,7 @@ Result<Engine> ReadEngine(const TomlTable& table) {
   PENSTOCK_TRY_ASSIGN(e.operation, ReadShared(table, "operation_s"));
   PENSTOCK_TRY_ASSIGN(e.element, ReadShared(table, "element_s"));
   PENSTOCK_TRY_ASSIGN(e.logit, ReadShared(table, "logit_s"));
+  PENSTOCK_TRY_ASSIGN(e.sharing, table.NumberOr("sharing", 1, 1, 10));
   PENSTOCK_TRY_ASSIGN(e.step_s, table.Number("step_s", 0, kMaxSeconds));
   PENSTOCK_TRY_ASSIGN(e.announce_s, table.Number("announce_s", 0, kMaxSeconds));
   PENSTOCK_TRY_ASSIGN(e.message_s, ReadMessages(table, "message_s"));
@@ -208,6 +213,7 @@ Result<Engine> ReadEngine(const TomlTable& table) {
   for (const TomlTable& one : attention) {
     AttentionTable& a = e.attention.emplace_back();
     PENSTOCK_TRY_ASSIGN(a.group, one.Number("heads_per_key_head", 1, 1e6));
+    PENSTOCK_TRY_ASSIGN(a.numbers, one.NumberOr("head_numbers", 128, 1, 1e6));
     PENSTOCK_TRY_ASSIGN(a.slice, ReadShared(one, "slice_s"));
     PENSTOCK_TRY_ASSIGN(std::tie(a.pair_alone_s, a.pair_together_s), ReadPair(one, "pair_s"));
   }
@@ -223,9 +229,10 @@ std::string FormatEngine(const Engine& e) {
   std::string out = fmt::format(
       "[engine]\ninstruction_set = \"{}\"\nversion = \"{}\"\nthreads = {}  # of one device\ncores "
       "= {}  # that the devices of this machine share\noperation_s = {}  # alone, together\n"
-      "element_s = {}\nlogit_s = {}\nstep_s = {:.4e}\nannounce_s = {:.4e}\nmessage_s = {}\n",
+      "element_s = {}\nlogit_s = {}\nsharing = {:.3f}\nstep_s = {:.4e}\nannounce_s = "
+      "{:.4e}\nmessage_s = {}\n",
       e.instruction_set, e.version, e.threads, e.cores, FormatShared(e.operation),
-      FormatShared(e.element), FormatShared(e.logit), e.step_s, e.announce_s,
+      FormatShared(e.element), FormatShared(e.logit), e.sharing, e.step_s, e.announce_s,
       FormatMessages(e.message_s));
   if (!e.mpi_message_s.empty()) {
     out += fmt::format("mpi_message_s = {}\n", FormatMessages(e.mpi_message_s));
@@ -246,8 +253,10 @@ std::string FormatEngine(const Engine& e) {
   }
   for (const AttentionTable& a : e.attention) {
     out += fmt::format(
-        "\n[[engine.attention]]\nheads_per_key_head = {:g}\nslice_s = {}\npair_s = {}\n", a.group,
-        FormatShared(a.slice), FormatPair(a.pair_alone_s, a.pair_together_s));
+        "\n[[engine.attention]]\nheads_per_key_head = {:g}\nhead_numbers = {:g}\nslice_s = "
+        "{}\npair_s "
+        "= {}\n",
+        a.group, a.numbers, FormatShared(a.slice), FormatPair(a.pair_alone_s, a.pair_together_s));
   }
   return out;
 }

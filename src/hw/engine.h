@@ -55,7 +55,8 @@ struct ProductTable {
 // slice.
 struct AttentionTable {
   double group = 1;
-  Shared slice;  // of one slice of one layer, beside its pairs
+  double numbers = 128;  // of a head: score and value width together
+  Shared slice;          // of one slice of one layer, beside its pairs
   Curve pair_alone_s;
   Curve pair_together_s;
 };
@@ -72,6 +73,8 @@ struct Engine {
   Shared operation;
   Shared element;
   Shared logit;
+  // Times as long as their share of the cores says, where devices share cores.
+  double sharing = 1;
   double step_s = 0;      // of one step plan, on the first device: deciding, results
   double announce_s = 0;  // of one step plan, on the first device, for each further device
   Curve message_s;        // between threads of one process: seconds over bytes

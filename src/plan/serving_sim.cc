@@ -118,8 +118,8 @@ hw::Shared Machine::CostOf(size_t stage, const Step& step) {
 // where there are fewer than devices.
 double Machine::Speed(const Running& r, double busy) const {
   const double with = std::min(busy, own_cores_);
-  return 1 / (r.cost.At(with, static_cast<double>(q_.engine->devices())) *
-              std::max(1.0, busy / own_cores_));
+  const double share = busy > own_cores_ ? busy / own_cores_ * q_.engine->sharing : 1.0;
+  return 1 / (r.cost.At(with, static_cast<double>(q_.engine->devices())) * share);
 }
 
 void Machine::Start(size_t stage, int64_t step) {
