@@ -15,11 +15,12 @@ bool ReadNumber(std::string_view text, T& number) {
 }  // namespace
 
 Result<Fault> ParseFault(std::string_view text) {
-  const Error wrong = MakeError(ErrorCode::kInvalidArgument,
-                                "[runtime.fault] PENSTOCK_FAULT: got '{}', wanted "
-                                "STAGE:ACTION:KIND, for instance 1:F12:stall (actions F, RECV_F, "
-                                "SEND_F and a step number; kinds fail, stall, die)",
-                                text);
+  const Error wrong =
+      MakeError(ErrorCode::kInvalidArgument,
+                "[runtime.fault] PENSTOCK_FAULT: got '{}', wanted "
+                "STAGE:ACTION:KIND, for instance 1:F12:stall (an action, as F, B, W "
+                "or SEND_F, and a step number; kinds fail, stall, die)",
+                text);
   const size_t first = text.find(':');
   const size_t second = first == std::string_view::npos ? first : text.find(':', first + 1);
   if (second == std::string_view::npos) {
@@ -34,8 +35,8 @@ Result<Fault> ParseFault(std::string_view text) {
     return wrong;
   }
   bool known = false;
-  for (const schedule::OpKind op : {schedule::OpKind::kForward, schedule::OpKind::kRecvForward,
-                                    schedule::OpKind::kSendForward}) {
+  for (int k = 1; k < schedule::kOpKindCount; ++k) {
+    const auto op = static_cast<schedule::OpKind>(k);
     if (schedule::OpKindText(op) == action.substr(0, digits)) {
       fault.action = op;
       known = true;

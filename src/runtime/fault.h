@@ -1,7 +1,8 @@
 // A declared fault, for tests: PENSTOCK_FAULT=stage:action:kind, for instance 1:F12:stall. The
-// action is F, RECV_F or SEND_F and the number of the step plan; kinds are `fail` (an error),
-// `stall` (the rank does nothing any more) and `die` (the process is killed; a thread ends without
-// a word).
+// action is a kind and the number of the step plan; in training of the optimizer step, and then the
+// stage's first action of that kind in it (`OPT`, `B`, `SEND_B`, ...). Kinds of fault are `fail`
+// (an error), `stall` (the rank does nothing any more) and `die` (the process is killed; a thread
+// ends without a word).
 
 #pragma once
 

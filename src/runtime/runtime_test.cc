@@ -59,7 +59,7 @@ TEST(Fault, ParsesItsGrammarAndNothingElse) {
   EXPECT_EQ(fault->action, schedule::OpKind::kSendForward);
   EXPECT_EQ(fault->step, 12);
   for (const char* text :
-       {"", "1:F:stall", "1:F2:explode", "x:F2:die", "1:B2:die", "1F2die", "1:F-2:die"}) {
+       {"", "1:F:stall", "1:F2:explode", "x:F2:die", "1:G2:die", "1F2die", "1:F-2:die"}) {
     EXPECT_FALSE(ParseFault(text).ok()) << text;
   }
 }

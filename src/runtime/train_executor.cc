@@ -255,7 +255,7 @@ Result<int64_t> TrainExecutor::Forward(const Action& action) {
       continue;
     }
     if (!std::isfinite(losses[k])) {
-      return MakeError(ErrorCode::kCorruptData,
+      return MakeError(ErrorCode::kInternal,
                        "[runtime.train] step {}, micro-batch {}, stage {}: the loss ({}) is not "
                        "finite",
                        step(), action.micro_batch, action.stage, term.name);
@@ -304,7 +304,7 @@ Result<int64_t> TrainExecutor::Backward(const Action& action) {
   }
   if (input && !std::isfinite(runner_.LastGradientSquares())) {
     return MakeError(
-        ErrorCode::kCorruptData,
+        ErrorCode::kInternal,
         "[runtime.train] step {}, micro-batch {}, stage {}: the gradient is not finite", step(),
         action.micro_batch, action.stage);
   }

@@ -246,9 +246,9 @@ class TrainRank {
 
   // Runs this rank's list once. `end` may be null when the schedule has no OPT and no BARRIER.
   // Forward-only schedules give losses alone (evaluation): dropout is off then. Errors: kPeerLost,
-  // kDeadlineExceeded; kCorruptData for a loss or a gradient that is not finite, naming step,
-  // micro-batch and stage; those of `end`. After an error the object can only be destroyed; the
-  // caller tells the channel (Fail).
+  // kDeadlineExceeded; kInternal (exit status 3) for a loss or a gradient that is not finite,
+  // naming step, micro-batch and stage; those of `end`. After an error the object can only be
+  // destroyed; the caller tells the channel (Fail).
   virtual Result<StepResult> RunStep(const StepData& data, StepEnd* end) = 0;
 
   // Losses of up to eval_schedule->micro_batches micro-batches (those beyond the data are left
