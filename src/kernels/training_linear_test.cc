@@ -204,11 +204,12 @@ INSTANTIATE_TEST_SUITE_P(Products, TrainLinear,
                          ::testing::Values(ProductType::kF32, ProductType::kBF16));
 
 TEST(ColumnSums, AccumulateEachColumn) {
-  for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{1, 1}, {9, 70}, {513, 577}}) {
+  for (const Shape& s : {Shape{1, 0, 1}, {9, 0, 70}, {513, 0, 577}}) {
+    const int64_t rows = s.rows;
+    const int64_t columns = s.inputs;
     Filled x(rows, columns, RandomFloats(rows * columns, 1));
-    const auto got = WithThreads([&, r = rows, n = columns](TrainingDevice& kernels) {
-      (void)r;
-      Filled out(1, n, 2.0F);
+    const auto got = WithThreads([&](TrainingDevice& kernels) {
+      Filled out(1, columns, 2.0F);
       kernels.AddColumnSums(x.tensor(), out.tensor());
       return out.values();
     });

@@ -310,8 +310,9 @@ TEST(TrainOps, DropoutIsAFunctionOfItsKeyAndTheIndexAlone) {
 }
 
 TEST(TrainOps, LossAndItsGradientAgreeWithTheTwin) {
-  for (const auto& [rows, columns] :
-       {std::pair<int64_t, int64_t>{1, 1}, {3, 17}, {40, 1001}, {9, 49152}}) {
+  for (const Shape& s : {Shape{1, 1, 0}, {3, 17, 0}, {40, 1001, 0}, {9, 49152, 0}}) {
+    const int64_t rows = s.rows;
+    const int64_t columns = s.columns;
     Filled logits(rows, columns, RandomFloats(rows * columns, 1));
     for (float& value : logits.values()) {
       value *= 12.0F;

@@ -28,7 +28,7 @@ struct Training {
 template <class Body>
 auto WithThreads(const Body& body) {
   Training one(1);
-  const auto result = body(*one.kernels);
+  auto result = body(*one.kernels);
   for (const int threads : {2, 3}) {
     Training more(threads);
     const auto other = body(*more.kernels);
