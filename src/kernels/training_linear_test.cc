@@ -19,6 +19,7 @@ constexpr Shape kShapes[] = {{1, 1, 1},      {1, 17, 5},    {2, 3, 33},     {5, 
 
 std::vector<double> Rounded(const std::vector<float>& x, ProductType type) {
   std::vector<double> values;
+  values.reserve(x.size());
   for (const float value : x) {
     values.push_back(type == ProductType::kBF16 ? RoundToBf16(value) : value);
   }

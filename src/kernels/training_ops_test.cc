@@ -175,6 +175,7 @@ TEST(TrainOps, EmbeddingAndItsGradientWithRepeatedIds) {
   constexpr int64_t kWidth = 70;
   Filled table(9, kWidth, RandomFloats(9 * kWidth, 1));
   std::vector<int32_t> ids;
+  ids.reserve(300);
   for (int32_t i = 0; i < 300; ++i) {
     ids.push_back(i * i % 9);
   }
