@@ -71,7 +71,11 @@ struct TrainMoeParams {
   Activation activation = Activation::kSilu;
   int64_t groups = 1;  // as in MoeParams
   int64_t chosen_groups = 1;
-  Tensor router;       // [experts, width] float32 master
+  Tensor router_input;  // what the router reads; empty: x itself
+  // Where the gradient of router_input goes. Empty: it has none of its own.
+  Tensor router_input_gradient;
+  bool accumulate_router_input = false;
+  Tensor router;       // [experts, width, or columns of router_input] float32 master
   Tensor router_bias;  // [1, experts] or empty; used for choosing only, no gradient
   std::span<const TrainMatrix* const> gate_up;  // per expert [2 * ffn, width]
   std::span<const TrainMatrix* const> down;     // per expert [width, ffn]

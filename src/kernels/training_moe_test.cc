@@ -17,12 +17,14 @@ struct Options {
   bool normalize = false;
   bool bias = false;
   int64_t groups = 1;
+  int64_t routed = kWidth;  // columns of what the router reads; kWidth: x itself
   ProductType type = ProductType::kF32;
 };
 
 struct Results {
   std::vector<float> out;
   std::vector<float> dx;
+  std::vector<float> drouted;
   std::vector<float> drouter;
   std::vector<std::vector<float>> dgate_up;
   std::vector<std::vector<float>> ddown;
@@ -35,9 +37,10 @@ class Layer {
   Layer(const Options& options, int64_t rows)
       : options_(options),
         rows_(rows),
-        router_(kExperts, kWidth, RandomFloats(kExperts * kWidth, 1)),
+        router_(kExperts, options.routed, RandomFloats(kExperts * options.routed, 1)),
         bias_(1, kExperts, RandomFloats(kExperts, 2)),
         x_(rows, kWidth, RandomFloats(rows * kWidth, 3)),
+        routed_(rows, options.routed, RandomFloats(rows * options.routed, 5)),
         dy_(rows, kWidth, RandomFloats(rows * kWidth, 4)) {
     for (uint64_t e = 0; e < kExperts; ++e) {
       gate_up_.emplace_back(2 * kFfn, kWidth, RandomFloats(2 * kFfn * kWidth, 10 + e));
@@ -57,7 +60,7 @@ class Layer {
       owned.push_back(Pack(kernels, down_[e], account));
       down.push_back(owned.back().get());
     }
-    const TrainMoeParams params = Params(gate_up, down);
+    TrainMoeParams params = Params(gate_up, down);
     const int64_t chosen = params.chosen;
     Scratch saved(kernels.MoeSavedBytes(kExperts, chosen, kWidth, kFfn, rows_));
     Scratch held(kernels.MoeHeldBytes(kExperts, chosen, kWidth, kFfn, rows_));
@@ -65,7 +68,13 @@ class Layer {
         kernels.TrainMoeWorkspaceBytes(kExperts, chosen, kWidth, kFfn, options_.type, rows_));
     Filled out(rows_, kWidth, 9.0F);
     Filled dx(rows_, kWidth, start);
-    Filled drouter(kExperts, kWidth, start);
+    Filled drouter(kExperts, options_.routed, start);
+    Filled drouted(rows_, options_.routed, start);
+    if (options_.routed != kWidth) {
+      params.router_input = routed_.tensor();
+      params.router_input_gradient = drouted.tensor();
+      params.accumulate_router_input = true;
+    }
     std::vector<Filled> dgate_up(kExperts, Filled(2 * kFfn, kWidth, start));
     std::vector<Filled> ddown(kExperts, Filled(kWidth, kFfn, start));
     std::vector<Tensor> up_tensors;
@@ -79,7 +88,7 @@ class Layer {
                              held.tensor(), work.tensor());
     kernels.MoeBackwardWeight(params, x_.tensor(), saved.tensor(), dy_.tensor(), held.tensor(),
                               drouter.tensor(), up_tensors, down_tensors, work.tensor());
-    Results results{out.values(), dx.values(), drouter.values(), {}, {}};
+    Results results{out.values(), dx.values(), drouted.values(), drouter.values(), {}, {}};
     for (size_t e = 0; e < kExperts; ++e) {
       results.dgate_up.push_back(dgate_up[e].values());
       results.ddown.push_back(ddown[e].values());
@@ -90,6 +99,7 @@ class Layer {
   struct Reference {
     std::vector<double> out;
     std::vector<double> dx;
+    std::vector<double> drouted;
     ref::MoeGradients<double> gradients;
   };
 
@@ -105,7 +115,7 @@ class Layer {
       weights.router_bias = keep(bias_.values());
     }
     Reference r;
-    r.gradients.router.resize(kExperts * kWidth);
+    r.gradients.router.resize(static_cast<size_t>(kExperts * options_.routed));
     for (size_t e = 0; e < kExperts; ++e) {
       weights.gate_up.push_back(keep(gate_up_[e].values()));
       weights.down.push_back(keep(down_[e].values()));
@@ -121,9 +131,14 @@ class Layer {
     for (int64_t row = 0; row < rows_; ++row) {
       std::vector<double> out(kWidth);
       std::vector<double> dx(kWidth);
-      ref::Moe<double>(weights, choice, Activation::kSilu, kFfn, Doubles(x_.row(row)), out);
-      ref::MoeBackward<double>(weights, choice, Activation::kSilu, kFfn, Doubles(x_.row(row)),
-                               Doubles(dy_.row(row)), dx, r.gradients);
+      const bool apart = options_.routed != kWidth;
+      const std::vector<double> x = Doubles(x_.row(row));
+      const std::vector<double> routed = apart ? Doubles(routed_.row(row)) : x;
+      std::vector<double> drouted(routed.size());
+      ref::Moe<double>(weights, choice, Activation::kSilu, kFfn, x, out, routed);
+      ref::MoeBackward<double>(weights, choice, Activation::kSilu, kFfn, x, routed,
+                               Doubles(dy_.row(row)), dx, apart ? drouted : dx, r.gradients);
+      r.drouted.insert(r.drouted.end(), drouted.begin(), drouted.end());
       r.out.insert(r.out.end(), out.begin(), out.end());
       r.dx.insert(r.dx.end(), dx.begin(), dx.end());
     }
@@ -161,6 +176,7 @@ class Layer {
   Filled router_;
   Filled bias_;
   Filled x_;
+  Filled routed_;
   Filled dy_;
   std::vector<Filled> gate_up_;
   std::vector<Filled> down_;
@@ -170,13 +186,17 @@ TEST(TrainMoe, AgreesWithTheTwinsWhateverTheThreads) {
   for (const Options& options :
        {Options{}, Options{.normalize = true}, Options{.normalize = true, .groups = 2},
         Options{.sigmoid = true, .bias = true},
-        Options{.sigmoid = true, .normalize = true, .bias = true}}) {
+        Options{.sigmoid = true, .normalize = true, .bias = true},
+        Options{.normalize = true, .routed = 97}, Options{.sigmoid = true, .routed = 7}}) {
     for (const int64_t rows : {1, 3, 70}) {
       Layer layer(options, rows);
       const Results got = WithThreads([&](TrainingDevice& kernels) { return layer.Step(kernels); });
       const Layer::Reference want = layer.Twin();
       EXPECT_LT(RelativeError(got.out, want.out), 2e-6);
       EXPECT_LT(RelativeError(got.dx, want.dx), 3e-6);
+      if (options.routed != kWidth) {
+        EXPECT_LT(RelativeError(got.drouted, want.drouted), 2e-5);
+      }
       // A softmax that is nearly sure cancels digits.
       EXPECT_LT(RelativeError(got.drouter, want.gradients.router), 2e-5);
       for (size_t e = 0; e < kExperts; ++e) {

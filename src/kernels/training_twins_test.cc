@@ -162,13 +162,15 @@ TEST_P(MoeTwin, HasItsGradientWhileTheChoiceStays) {
   constexpr int64_t kExperts = 4;
   constexpr int64_t kWidth = 3;
   constexpr int64_t kFfn = 2;
+  constexpr int64_t kRouted = 5;
   ref::MoeChoice choice;
   choice.sigmoid = GetParam().first;
   choice.normalize = GetParam().second;
   choice.chosen = 2;
   choice.weight_scale = 1.5;
-  // All numbers in one vector: x, router, then each expert's two matrices.
-  const auto all = RandomDoubles(kWidth + kExperts * kWidth + kExperts * 3 * kFfn * kWidth, 5);
+  // All numbers in one vector: x, what the router reads, router, then each expert's two matrices.
+  constexpr int64_t kInputs = kWidth + kRouted;
+  const auto all = RandomDoubles(kInputs + kExperts * (kRouted + 3 * kFfn * kWidth), 5);
   const auto bias = RandomDoubles(kExperts, 6);
   const auto dy = RandomDoubles(kWidth, 7);
   const auto weights_of = [&]<class T>(std::span<const T> numbers, std::span<const T> b) {
@@ -178,7 +180,7 @@ TEST_P(MoeTwin, HasItsGradientWhileTheChoiceStays) {
       numbers = numbers.subspan(static_cast<size_t>(count));
       return taken;
     };
-    weights.router = take(kExperts * kWidth);
+    weights.router = take(kExperts * kRouted);
     weights.router_bias = b;
     for (int64_t e = 0; e < kExperts; ++e) {
       weights.gate_up.push_back(take(2 * kFfn * kWidth));
@@ -189,19 +191,21 @@ TEST_P(MoeTwin, HasItsGradientWhileTheChoiceStays) {
   const auto step = ComplexStep(all, [&](std::span<const Complex> numbers) {
     const auto b = Cast<Complex>(bias);
     std::vector<Complex> out(kWidth);
-    ref::Moe<Complex>(weights_of(numbers.subspan(kWidth), std::span<const Complex>(b)), choice,
-                      Activation::kSilu, kFfn, numbers.first(kWidth), out);
+    ref::Moe<Complex>(weights_of(numbers.subspan(kInputs), std::span<const Complex>(b)), choice,
+                      Activation::kSilu, kFfn, numbers.first(kWidth), out,
+                      numbers.subspan(kWidth, kRouted));
     return Inner(out, dy);
   });
   const std::span<const double> numbers(all);
   ref::MoeGradients<double> gradients;
-  gradients.router.resize(kExperts * kWidth);
+  gradients.router.resize(kExperts * kRouted);
   gradients.gate_up.assign(kExperts, std::vector<double>(2 * kFfn * kWidth));
   gradients.down.assign(kExperts, std::vector<double>(kWidth * kFfn));
-  std::vector<double> got(kWidth);
-  ref::MoeBackward<double>(weights_of(numbers.subspan(kWidth), std::span<const double>(bias)),
-                           choice, Activation::kSilu, kFfn, numbers.first(kWidth), dy, got,
-                           gradients);
+  std::vector<double> got(kInputs);
+  ref::MoeBackward<double>(weights_of(numbers.subspan(kInputs), std::span<const double>(bias)),
+                           choice, Activation::kSilu, kFfn, numbers.first(kWidth),
+                           numbers.subspan(kWidth, kRouted), dy, std::span(got).first(kWidth),
+                           std::span(got).subspan(kWidth), gradients);
   got.insert(got.end(), gradients.router.begin(), gradients.router.end());
   for (size_t e = 0; e < kExperts; ++e) {
     got.insert(got.end(), gradients.gate_up[e].begin(), gradients.gate_up[e].end());

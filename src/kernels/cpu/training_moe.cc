@@ -110,7 +110,14 @@ MoeShape ShapeOf(const TrainMoeParams& params, Tensor x) {
   PENSTOCK_CHECK(params.router.rows() % params.groups == 0 && params.chosen_groups >= 1 &&
                      params.chosen <= params.router.rows() / params.groups * params.chosen_groups,
                  "the chosen groups hold enough experts");
+  const Tensor& routed = params.router_input.empty() ? x : params.router_input;
+  PENSTOCK_CHECK(routed.rows() == x.rows() && routed.columns() == params.router.columns(),
+                 "the router reads a row for each row");
   return {params.router.rows(), params.chosen, x.columns(), params.down[0]->columns(), x.rows()};
+}
+
+Tensor RouterInput(const TrainMoeParams& params, Tensor x) {
+  return params.router_input.empty() ? x : params.router_input;
 }
 
 ProductType TypeOf(const TrainMatrix& matrix) {
@@ -219,8 +226,9 @@ void CpuTraining::MoeForward(const TrainMoeParams& params, Tensor x, Tensor out,
   const Tensor weights = FloatsAt(saved, at.weights, shape.rows, shape.chosen);
   const Tensor scores = FloatsAt(saved, at.scores, shape.rows, shape.experts);
   const MoeParams routing = Routing(params);
+  const Tensor routed = RouterInput(params, x);
   OverRows(x, shape.experts, [&](RowRange range) {
-    RouterRows(x, params.router, scores.Row<float>(0).data(), range);
+    RouterRows(routed, params.router, scores.Row<float>(0).data(), range);
     for (int64_t r = range.begin; r < range.end; ++r) {
       RouteRow(routing, scores.Row<float>(r).data(), chosen + r * shape.chosen,
                weights.Row<float>(r).data());
@@ -305,12 +313,18 @@ void CpuTraining::MoeBackwardInput(const TrainMoeParams& params, Tensor x, Tenso
   const Tensor dlogits = FloatsAt(held, to.logits, shape.rows, shape.experts);
   const int32_t* chosen = IntsAt(saved, at.chosen);
   const std::vector<int32_t> same(static_cast<size_t>(shape.experts), 0);
+  const Tensor drouted = params.router_input.empty() ? dx : params.router_input_gradient;
+  if (!params.router_input.empty() && !params.accumulate_router_input && !drouted.empty()) {
+    Fill(drouted, 0.0F);
+  }
   OverRows(dx, shape.experts, [&](RowRange range) {
     for (int64_t r = range.begin; r < range.end; ++r) {
       RouteBack(params, scores.Row<float>(r).data(), chosen + r * shape.chosen,
                 slopes.Row<float>(r).data(), dlogits.Row<float>(r).data());
-      AddScaledRows(params.router, same.data(), dlogits.Row<float>(r).data(), dx.Rows(r, 1),
-                    {0, shape.experts});
+      if (!drouted.empty()) {
+        AddScaledRows(params.router, same.data(), dlogits.Row<float>(r).data(), drouted.Rows(r, 1),
+                      {0, shape.experts});
+      }
     }
   });
 }
@@ -355,7 +369,13 @@ void CpuTraining::MoeBackwardWeight(const TrainMoeParams& params, Tensor x, Tens
     first += count;
   }
   const Tensor dlogits = FloatsAt(held, from.logits, shape.rows, shape.experts);
-  LinearBackwardWeight(ProductType::kF32, dlogits, x, drouter, product);
+  // By columns of which the workspace is known to hold the product.
+  const Tensor routed = RouterInput(params, x);
+  for (int64_t c = 0; c < routed.columns(); c += shape.width) {
+    const int64_t count = std::min(shape.width, routed.columns() - c);
+    LinearBackwardWeight(ProductType::kF32, dlogits, routed.Columns(c, count),
+                         drouter.Columns(c, count), product);
+  }
 }
 
 }  // namespace penstock::kernels

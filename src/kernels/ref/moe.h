@@ -171,13 +171,15 @@ std::vector<T> RouterBackward(const MoeWeights<T>& weights, const MoeChoice& cho
   return slopes;
 }
 
-// Adds the gradients of Moe's input and weights for one row; the choice of experts is held fixed.
+// Adds the gradients of Moe's inputs and weights for one row; the choice of experts is held fixed.
+// The router reads `routed` and its gradient goes to `drouted`, which may be x and dx.
 template <class T>
 void MoeBackward(const MoeWeights<T>& weights, const MoeChoice& choice, Activation activation,
-                 int64_t ffn, std::span<const T> x, std::span<const T> dy, std::span<T> dx,
+                 int64_t ffn, std::span<const T> x, std::span<const T> routed,
+                 std::span<const T> dy, std::span<T> dx, std::span<T> drouted,
                  MoeGradients<T>& gradients) {
   const auto width = static_cast<int64_t>(x.size());
-  const std::vector<T> router = RouterWeights(weights, choice, x);
+  const std::vector<T> router = RouterWeights(weights, choice, routed);
   const auto inner = static_cast<size_t>(ffn);
   std::vector<T> dweights(router.size(), Number<T>(0));
   for (size_t e = 0; e < router.size(); ++e) {
@@ -204,9 +206,9 @@ void MoeBackward(const MoeWeights<T>& weights, const MoeChoice& choice, Activati
                      std::span(dboth).last(inner));
     LinearBackward<T>(weights.gate_up[e], x, dboth, 1, width, 2 * ffn, dx, gradients.gate_up[e]);
   }
-  const std::vector<T> dlogits = RouterBackward<T>(weights, choice, x, router, dweights);
-  LinearBackward<T>(weights.router, x, dlogits, 1, width, static_cast<int64_t>(router.size()), dx,
-                    gradients.router);
+  const std::vector<T> dlogits = RouterBackward<T>(weights, choice, routed, router, dweights);
+  LinearBackward<T>(weights.router, routed, dlogits, 1, static_cast<int64_t>(routed.size()),
+                    static_cast<int64_t>(router.size()), drouted, gradients.router);
 }
 
 }  // namespace penstock::kernels::ref
