@@ -128,6 +128,28 @@ TEST(ServingSim, LongOutputsAreSimulatedInPieces) {
   EXPECT_NEAR(f.decode_s, 1023 * f.tpot_s, 0.02 * f.decode_s);
 }
 
+TEST(EngineTrainingCosts, EachStageHasItsLayersAndTheGradientsTakeAsLongAsTheProducts) {
+  const cost::ModelProfile model = Profile("smollm2-135m");
+  hw::Engine engine = Machine(2);
+  engine.message_s = Line(1e-5, 1e-9);
+  const std::vector<int32_t> units = {16, 16};
+  const cost::CostModel costs =
+      cost::EngineTrainingCosts(model, units, 256, 256, {}, engine, false);
+  ASSERT_EQ(costs.stages.size(), 2u);
+  double first = 0;
+  for (int32_t l = 0; l < 16; ++l) {
+    first += cost::EngineRowsSeconds(model.layer(l), 256, 256, {}, {}, engine).together_s;
+  }
+  EXPECT_NEAR(costs.stages[0].f_s / first, 1, 1e-6);
+  EXPECT_NEAR(costs.stages[0].w_s / first, 1, 1e-6);
+  // Tokens have no gradient: the embedding has no I.
+  const double embedding =
+      cost::EngineRowsSeconds(model.layer(0), 256, 256, {}, {}, engine).together_s;
+  EXPECT_NEAR(costs.stages[0].i_s, first - embedding, 1e-6 * first);
+  EXPECT_EQ(costs.stages[0].output_bytes, 256 * 576 * 4);
+  EXPECT_NEAR(costs.link.latency_s, 1e-5, 1e-9);
+}
+
 TEST(ServingSim, AnEngineReadsBackAsItWasWritten) {
   hw::Engine engine = Machine(2);
   engine.operation = {1e-6, 2e-6};
