@@ -390,6 +390,25 @@ void FindBoundaries(const Graph& graph, std::vector<double>& widths) {
   }
 }
 
+// Why more than the hidden vector crosses some boundary; "" where nothing more does.
+std::string LongValues(const Graph& graph, const ModelProfile& profile) {
+  const auto wide = [&](double width) { return width > profile.hidden; };
+  if (std::none_of(profile.boundary_width.begin(), profile.boundary_width.end(), wide)) {
+    return "";
+  }
+  for (const Op& op : graph.ops) {
+    const auto* counted = std::get_if<model::CountedOp>(&op.params);
+    if (std::holds_alternative<model::DepthReadOp>(op.params) ||
+        (counted != nullptr && counted->kind == "depth read")) {
+      return "attention residuals";
+    }
+    if (std::holds_alternative<model::StreamReadOp>(op.params)) {
+      return "residual streams";
+    }
+  }
+  return "values that are read later";
+}
+
 }  // namespace
 
 double LayerProfile::parameters() const {
@@ -429,6 +448,7 @@ Result<ModelProfile> BuildProfile(const Graph& graph, std::string name, std::str
     }
   }
   FindBoundaries(graph, out.boundary_width);
+  out.long_values = LongValues(graph, out);
   for (const WeightTensor& tensor : graph.tensors) {
     out.parameters += Elements(tensor);
   }

@@ -142,6 +142,8 @@ struct ModelProfile {
   std::vector<LayerProfile> classes;
   std::vector<int32_t> class_of;       // by layer: embedding, decoder layers, head
   std::vector<double> boundary_width;  // elements per row that cross after layer l
+  std::string long_values;  // what makes more than one vector cross: "attention residuals"; empty:
+                            // a plain residual
   double vocabulary = 0;
   double hidden = 0;
   double parameters = 0;         // each stored tensor once

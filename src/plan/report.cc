@@ -239,6 +239,21 @@ Json AnswerJson(const Context& context, const Answer& answer, int top) {
                                  {"full_groups", e.full_groups},
                                  {"full_sequences", e.full_sequences}};
   }
+  if (v.crossing) {
+    Json links = Json::array();
+    for (const CrossingOverLink& link : v.crossing->links) {
+      links.push_back(Json{{"link", link.link},
+                           {"bytes_per_s", link.bandwidth},
+                           {"slowdown", Number(link.slowdown)}});
+    }
+    verdict["crossing"] =
+        Json{{"what", v.crossing->what},
+             {"stages", v.crossing->stages},
+             {"largest_hop_bytes_per_token", Bytes(v.crossing->largest_hop_bytes)},
+             {"extra_hop_bytes_per_token", Bytes(v.crossing->extra_hop_bytes)},
+             {"held_bytes_per_token", Bytes(v.crossing->held_bytes)},
+             {"links", links}};
+  }
   Json sensitivity = Json::array();
   for (const Sensitivity& s : v.sensitivity) {
     sensitivity.push_back(Json{{"constant", s.constant},

@@ -192,9 +192,17 @@ double TrainingPricer::Impl::HopSeconds(const Layout& layout) const {
   }
   const double rows = static_cast<double>(layout.micro_batch * work.sequence_tokens) /
                       static_cast<double>(layout.cp);
-  // The widest boundary; each tensor-parallel rank sends its share.
-  const double width =
-      *std::max_element(context.model->boundary_width.begin(), context.model->boundary_width.end());
+  // The widest boundary of the cut; each tensor-parallel rank sends its share.
+  const std::vector<double>& widths = context.model->boundary_width;
+  double width = 0;
+  int32_t unit = 0;
+  for (size_t s = 0; s + 1 < layout.cut.size(); ++s) {
+    unit += layout.cut[s];
+    width = std::max(width, widths[static_cast<size_t>(std::max(unit - 1, 0))]);
+  }
+  if (layout.cut.size() < 2) {
+    width = *std::max_element(widths.begin(), widths.end());
+  }
   return hw::MessageSeconds(*context.system, layout.hop_distance(),
                             rows * width * 2 / static_cast<double>(layout.tp));
 }

@@ -508,6 +508,12 @@ Verdict Judge(const Context& context, const SearchOptions& options, const Search
     v.reason +=
         fmt::format(" {} of {} devices are enough.", best.layout.devices(), options.devices);
   }
+  if (staged != nullptr) {
+    v.crossing = PriceCrossing(context, staged->layout);
+  }
+  if (v.crossing) {
+    v.lines.push_back(CrossingText(*v.crossing));
+  }
   FindSensitivity(context, result, v);
   FindBreakEven(context, best, staged, v);
   ExplainBreakEven(context, staged, v);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/crossing.h"
 #include "plan/search.h"
 
 namespace penstock::plan {
@@ -75,6 +76,7 @@ struct Verdict {
   double sequences_per_weight_read = 0;
   BreakEven break_even;
   StagesAgainstTensor against;
+  std::optional<CrossingCost> crossing;  // of the best layout with stages
 };
 
 // Prices again under changed constants for the sensitivity, from the result's best layouts.
