@@ -146,20 +146,20 @@ def staircase(samples, end):
 def plot_memory(arguments, out):
     runs = [(name, [read_trace(p) for p in paths.split(",")]) for name, paths in named(arguments)]
     top = max(v for _, traces in runs for t in traces for _, samples in t.values() for _, v in samples) / 1e6
-    picture = Picture(60 + 330 * len(runs), 360)
+    ranks = max(len(t) for _, traces in runs for t in traces)
+    picture = Picture(60 + 330 * len(runs), 350 + 16 * ranks)
     for i, (name, (planned, measured)) in enumerate(runs):
         x0 = 60 + 330 * i
         end = max(s[1] for t in (planned, measured) for slices, _ in t.values() for s in slices)
-        axes = Axes(picture, (x0, 60, x0 + 270, 290), (0, end * 1e3), (0, top * 1.05), "ms", "MB of activations" if i == 0 else "")
-        picture.text(x0, 22, name, cls="t")
+        axes = Axes(picture, (x0, 60, x0 + 270, 290), (0, end * 1e3), (0, top * 1.05), "ms", f"{name}, MB")
         for trace, dash, width in ((measured, "", 2), (planned, "6 4", 2)):
             for r, (slices, samples) in trace.items():
                 points = staircase(samples, max(s[1] for s in slices))
                 picture.path([(axes.x(t * 1e3), axes.y(v / 1e6)) for t, v in points], COLOURS[r % len(COLOURS)], width, dash)
-        peaks = "; ".join(f"rank {r}: {max(v for _, v in planned[r][1]) / 1e6:.2f} / {max(v for _, v in measured[r][1]) / 1e6:.2f} MB"
-                          for r in planned)
-        picture.text(x0, 345, "peak planned / measured: " + peaks)
-    picture.text(60, 42, "dashed: planned, solid: measured; one colour per rank")
+        for k, r in enumerate(planned):
+            planned_peak, measured_peak = (max(v for _, v in t[r][1]) / 1e6 for t in (planned, measured))
+            picture.text(x0, 345 + 16 * k, f"rank {r}: peak planned {planned_peak:.2f} MB, measured {measured_peak:.2f} MB")
+    picture.text(60, 20, "Activations held; dashed: planned, solid: measured; one colour per rank", cls="t")
     picture.write(out)
     return 0
 
