@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "model/cut.h"
+#include "schedule/passes.h"
 #include "schedule/registry.h"
 #include "support/training_runs.h"
 
@@ -273,6 +275,33 @@ TEST(TrainingEqualityTest, LongValuesTravelToTheirReadersAndTheirGradientsBackTh
         ASSERT_TRUE(generated.ok());
         test.lane_starts = LanesOf(generated.value());
         CheckCase(comparison, test, test.lane_starts);
+      }
+    }
+  }
+}
+
+// Schedules that come with their messages, as files do: also ones that send values which a rank
+// holds already.
+TEST(TrainingEqualityTest, LoweredSchedulesRunAsTheyAre) {
+  for (const char* model : {"smollm2", "arch-attnres-full"}) {
+    const Comparison comparison(model, 4);
+    for (const bool naive : {false, true}) {
+      for (const char* name : {"1f1b", "zb-v", "interleaved-1f1b"}) {
+        TrainCase test;
+        test.ranks = 2;
+        test.micro_batches = 4;
+        auto made = schedule::Generate(name, {2, 4, 0, 0});
+        ASSERT_TRUE(made.ok());
+        const auto partition = model::CutBalanced(
+            model::LayerCountWeights(comparison.model().graph), made.value().num_stages(), true);
+        ASSERT_TRUE(partition.ok());
+        made.value().edges = runtime::TrainEdges(comparison.model().graph, partition.value());
+        auto lowered = schedule::AddCommunication(
+            made.value(), {.route = schedule::LongRoute::kDirect, .naive = naive, .credits = 2});
+        ASSERT_TRUE(lowered.ok()) << lowered.error().message;
+        const TrainOutcome outcome = comparison.Run(test, &lowered.value());
+        ExpectSame(comparison.Reference(test), outcome, name);
+        ExpectPlannedMemory(outcome, name);
       }
     }
   }

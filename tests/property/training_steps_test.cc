@@ -91,6 +91,36 @@ TEST(TrainingStepTest, MemoryOfActivationsRisesToThePlanAndEndsAtNothing) {
   EXPECT_LT(highest["1f1b"], 0.5 * highest["gpipe"]);
 }
 
+TEST(TrainingStepTest, RecomputationTradesMemoryForWork) {
+  auto model = OpenTrainModel(ModelPath("llama2"));
+  ASSERT_TRUE(model.ok()) << model.error().message;
+  const auto batches = RandomBatches(6, 131, 64, 3);
+  std::vector<int64_t> bytes;
+  std::vector<int> again;
+  for (const auto recompute :
+       {runtime::Recompute::kNone, runtime::Recompute::kSelective, runtime::Recompute::kFull}) {
+    TrainCase test;
+    test.schedule = "gpipe";
+    test.ranks = 3;
+    test.micro_batches = 6;
+    test.recompute = recompute;
+    test.keep_trace = true;
+    const auto outcome = RunTrainCase(model.value(), test, batches);
+    ASSERT_TRUE(outcome.ok()) << outcome.error().message;
+    // The middle rank: no embedding, no logits.
+    const runtime::RankGradients& rank = outcome.value().ranks[1];
+    bytes.push_back(rank.peak[MemoryCategory::kActivations]);
+    again.push_back(static_cast<int>(
+        std::count_if(rank.timeline.slices.begin(), rank.timeline.slices.end(),
+                      [](const trace::Slice& s) { return s.action.kind == OpKind::kRecompute; })));
+  }
+  EXPECT_LT(bytes[1], 0.8 * static_cast<double>(bytes[0]));
+  EXPECT_LT(bytes[2], 0.5 * static_cast<double>(bytes[1]));
+  EXPECT_EQ(again[0], 0);
+  EXPECT_GE(again[1], 5);
+  EXPECT_EQ(again[1], again[2]);
+}
+
 // Trains a step and evaluates before and after it, on all ranks.
 class EvalRun {
  public:
