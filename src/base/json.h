@@ -51,6 +51,8 @@ class JsonReader {
 
   const std::string& where() const { return where_; }
 
+  const Json& object() const { return object_; }
+
  private:
   Error Wrong(std::string_view key, std::string_view wanted) const;
 

@@ -44,6 +44,11 @@ double PairWork(const model::AttentionOp& attention) {
   return static_cast<double>(attention.heads * (attention.head_dim + attention.value_dim));
 }
 
+double PairWork(const model::LatentAttentionOp& a) {
+  return static_cast<double>(a.heads *
+                             (a.absorbed ? 2 * a.latent + a.rope : a.nope + a.rope + a.value_dim));
+}
+
 }  // namespace
 
 std::vector<double> DecodeWork(const model::Graph& graph) {
@@ -59,6 +64,10 @@ std::vector<double> DecodeWork(const model::Graph& graph) {
               ? std::min<double>(kTypicalPositions, static_cast<double>(attention->window))
               : kTypicalPositions;
       work = PairWork(*attention) * seen;
+    } else if (const auto* latent = std::get_if<model::LatentAttentionOp>(&op.params)) {
+      work = PairWork(*latent) * kTypicalPositions + TensorWork(graph, op);
+    } else if (const auto* delta = std::get_if<model::DeltaAttentionOp>(&op.params)) {
+      work = 2.0 * static_cast<double>(delta->heads * delta->dim * delta->dim);
     } else {
       work = TensorWork(graph, op);
     }
@@ -77,6 +86,8 @@ double AttentionShare(const model::Graph& graph) {
     if (const auto* attention = std::get_if<model::AttentionOp>(&op.params);
         attention != nullptr && attention->window == 0) {
       per_position += PairWork(*attention);
+    } else if (const auto* latent = std::get_if<model::LatentAttentionOp>(&op.params)) {
+      per_position += PairWork(*latent);
     }
   }
   for (const model::Op& op : graph.ops) {

@@ -77,7 +77,10 @@ Flow FindFlow(const Graph& graph) {
       for (const ValueId in : op.inputs) {
         divided = divided || flow.behind_tp[static_cast<size_t>(in.value())];
       }
-      if (const auto* counted = std::get_if<model::CountedOp>(&op.params)) {
+      if (std::holds_alternative<model::LatentAttentionOp>(op.params) ||
+          std::holds_alternative<model::DeltaAttentionOp>(op.params)) {
+        divided = true;
+      } else if (const auto* counted = std::get_if<model::CountedOp>(&op.params)) {
         divided = counted->heads > 0 || (divided && counted->experts == 0);
       }
     }
@@ -187,6 +190,9 @@ class Builder {
   void Take(const Op& op, bool& attends, bool& feeds_forward);
   void TakeMoe(const model::MoeOp& p, const Op& op);
   void TakeDepthRead(const model::DepthReadOp& p, const Op& op);
+  void TakeLatentAttention(const model::LatentAttentionOp& p, const Op& op);
+  void TakeShortConv(const model::ShortConvOp& p, const Op& op);
+  void TakeDeltaAttention(const model::DeltaAttentionOp& p, const Op& op);
   void TakeCounted(const model::CountedOp& p, const Op& op, bool& attends, bool& feeds_forward);
 
   const Graph& graph_;
@@ -237,6 +243,45 @@ void Builder::TakeDepthRead(const model::DepthReadOp& p, const Op& op) {
   }
   out_.extra_flops_per_row += 6 * static_cast<double>(op.inputs.size()) * Width(op.inputs[0]);
   Keep(op.inputs.back());
+  Touch(op);
+}
+
+void Builder::TakeLatentAttention(const model::LatentAttentionOp& p, const Op& op) {
+  const WeightTensor& expand = graph_.tensor(p.expand);
+  out_.products.push_back(
+      {static_cast<double>(expand.shape[0]), static_cast<double>(expand.shape[1])});
+  const auto heads = static_cast<double>(p.heads);
+  out_.attention.push_back({heads, static_cast<double>(p.nope + p.rope),
+                            static_cast<double>(p.value_dim), 0,
+                            static_cast<double>(p.latent + p.rope), static_cast<double>(p.latent)});
+  out_.saved.scores += 5 * heads;
+  out_.saved.stats += 4 * heads;
+  // q, and k and v as expanded for the backward pass.
+  out_.saved.split += 2.0 * heads * static_cast<double>(2 * (p.nope + p.rope) + p.value_dim);
+  AddState(p.state);
+  Touch(op);
+}
+
+void Builder::TakeShortConv(const model::ShortConvOp& p, const Op& op) {
+  for (const TensorId id : p.weights) {
+    out_.vector_parameters += Elements(graph_.tensor(id));
+  }
+  for (const ValueId id : op.inputs) {
+    out_.extra_flops_per_row += 2.0 * Width(id) * static_cast<double>(p.taps);
+    Keep(id);
+  }
+  AddState(p.state);
+  Touch(op);
+}
+
+void Builder::TakeDeltaAttention(const model::DeltaAttentionOp& p, const Op& op) {
+  out_.vector_parameters += Elements(graph_.tensor(p.a_log)) + Elements(graph_.tensor(p.dt_bias));
+  // The recurrence of one token and head: decay, S^T k, the update, S^T q, each over the state.
+  out_.extra_flops_per_row += 7.0 * static_cast<double>(p.heads * p.dim * p.dim);
+  for (const ValueId id : op.inputs) {
+    Keep(id);
+  }
+  AddState(p.state);
   Touch(op);
 }
 
@@ -352,6 +397,14 @@ void Builder::Take(const Op& op, bool& attends, bool& feeds_forward) {
     out_.saved.stats += 4 * heads;
     out_.launches += 1;
     attends = true;
+  } else if (const auto* latent = std::get_if<model::LatentAttentionOp>(&op.params)) {
+    TakeLatentAttention(*latent, op);
+    attends = true;
+  } else if (const auto* conv = std::get_if<model::ShortConvOp>(&op.params)) {
+    TakeShortConv(*conv, op);
+  } else if (const auto* delta = std::get_if<model::DeltaAttentionOp>(&op.params)) {
+    TakeDeltaAttention(*delta, op);
+    attends = true;
   } else if (const auto* moe = std::get_if<model::MoeOp>(&op.params)) {
     TakeMoe(*moe, op);
     feeds_forward = true;
@@ -464,6 +517,10 @@ Result<ModelProfile> BuildProfile(const Graph& graph, std::string name, std::str
     if (const auto* attention = std::get_if<model::AttentionOp>(&op.params)) {
       out.max_kv_heads = std::max(out.max_kv_heads, attention->kv_heads);
       out.attention_heads = std::max(out.attention_heads, attention->heads);
+    } else if (const auto* latent = std::get_if<model::LatentAttentionOp>(&op.params)) {
+      out.attention_heads = std::max(out.attention_heads, latent->heads);
+    } else if (const auto* delta = std::get_if<model::DeltaAttentionOp>(&op.params)) {
+      out.attention_heads = std::max(out.attention_heads, delta->heads);
     } else if (const auto* counted = std::get_if<model::CountedOp>(&op.params)) {
       out.attention_heads = std::max(out.attention_heads, counted->heads);
     }

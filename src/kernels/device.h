@@ -28,7 +28,8 @@
 namespace penstock::kernels {
 
 enum class WeightType : uint8_t { kF32, kBF16, kInt8, kInt4 };
-enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared, kSigmoid };
+// kSitu is a gated unit with two parameters (SituParams) and no function of one value.
+enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared, kSigmoid, kSitu };
 
 std::string_view WeightTypeName(WeightType type);
 
@@ -72,6 +73,10 @@ struct LatentCacheSpec {
   DType type = DType::kBF16;  // kBF16 or kF32
 };
 
+// A state of fixed size per sequence; a sequence's block table has one entry, its slot. A
+// sequence's first row (position 0) starts from zeros whatever the slot holds.
+class SlotCache : public StateCache {};
+
 // Consecutive rows of one sequence in the batch.
 struct SequenceRows {
   int64_t first_row = 0;
@@ -109,6 +114,30 @@ struct LatentAttentionParams {
   const Matrix* expand = nullptr;  // else: the same, packed
 };
 
+// y[t][c] = act(sum over j of weight[c][j] x[t - taps + 1 + j][c]), zeros before the sequence.
+struct ShortConvParams {
+  int64_t taps = 0;
+  Activation activation = Activation::kSilu;
+  std::span<const Tensor> weights;  // per part: width x taps elements, float32, taps adjacent
+};
+
+// Kimi delta attention; see model::DeltaAttentionOp for the formulas.
+struct DeltaParams {
+  int64_t heads = 0;
+  int64_t dim = 0;
+  bool bounded = false;
+  float lower_bound = -5.0F;
+  Tensor a_log;    // [1, heads]
+  Tensor dt_bias;  // [1, heads * dim]
+};
+
+// situ(gate, up) = beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta), or *
+// up where linear_beta is 0.
+struct SituParams {
+  float beta = 1.0F;
+  float linear_beta = 0.0F;
+};
+
 struct RopeParams {
   int64_t heads = 0;
   int64_t head_dim = 0;
@@ -127,6 +156,7 @@ struct MoeParams {
   int64_t chosen = 0;
   float weight_scale = 1.0F;
   Activation activation = Activation::kSilu;
+  SituParams situ;  // for kSitu
   // Grouped choice: experts come from the `chosen_groups` best of `groups` equal runs; a run's
   // score is the sum of its two best biased scores. 1: no groups.
   int64_t groups = 1;
@@ -193,6 +223,8 @@ class Device {
                     Tensor out) = 0;
   // out = act(gate) * up. In place (gate or up) allowed.
   virtual void Gated(Activation activation, Tensor gate, Tensor up, Tensor out) = 0;
+  // In place (gate or up) allowed.
+  virtual void Situ(const SituParams& params, Tensor gate, Tensor up, Tensor out) = 0;
   virtual void Act(Activation activation, Tensor x, Tensor out) = 0;
   virtual void Add(Tensor a, Tensor b, Tensor out) = 0;
   virtual void Scale(Tensor x, float factor, Tensor out) = 0;
@@ -240,6 +272,24 @@ class Device {
   virtual void LatentAttention(LatentCache& cache, const LatentAttentionParams& params,
                                std::span<const SequenceRows> sequences, Tensor q, Tensor latent,
                                Tensor key, Tensor out, Tensor workspace) = 0;
+
+  // ---- State of fixed size per sequence ----
+
+  virtual Result<std::unique_ptr<SlotCache>> CreateSlots(int64_t slots, int64_t slot_bytes,
+                                                         MemoryAccount& account) = 0;
+  virtual int64_t SlotCacheBytes(int64_t slots, int64_t slot_bytes) const = 0;
+  // Bytes of a slot of ShortConv whose inputs have `width` columns together.
+  virtual int64_t ShortConvSlotBytes(int64_t width, int64_t taps) const = 0;
+  // Each part alone; `out` is none of `x`.
+  virtual void ShortConv(SlotCache& cache, const ShortConvParams& params,
+                         std::span<const SequenceRows> sequences, std::span<const Tensor> x,
+                         std::span<const Tensor> out) = 0;
+  virtual int64_t DeltaSlotBytes(int64_t heads, int64_t dim) const = 0;
+  virtual int64_t DeltaWorkspaceBytes(const DeltaParams& params) const = 0;
+  // q, k, v, f, out [rows, heads * dim]; b [rows, heads]. out may be any of them but b.
+  virtual void DeltaAttention(SlotCache& cache, const DeltaParams& params,
+                              std::span<const SequenceRows> sequences, Tensor q, Tensor k, Tensor v,
+                              Tensor f, Tensor b, Tensor out, Tensor workspace) = 0;
 
   // ---- Mixture of experts ----
 

@@ -5,7 +5,6 @@
 
 #include <string>
 
-#include "base/json.h"
 #include "model/graph.h"
 
 namespace penstock::model {
@@ -29,26 +28,5 @@ struct CountedExperts {
 // back a value of z's width.
 ValueId CountedMoe(GraphBuilder& b, ValueId x, ValueId z, const CountedExperts& piece,
                    const std::string& router, const std::string& prefix, const std::string& tag);
-
-// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the state is one latent row and one
-// rotated row per token, which every tensor-parallel rank keeps.
-struct LatentAttention {
-  int64_t heads = 0;
-  int64_t query_rank = 0;  // 0: a single q_proj
-  int64_t latent = 0;
-  int64_t nope = 0;
-  int64_t rope = 0;
-  int64_t value = 0;
-  float epsilon = 1e-6F;
-  bool gate = false;  // sigmoid(g_proj x) in front of o_proj
-};
-
-Result<LatentAttention> ReadLatentAttention(const JsonReader& config, int64_t heads);
-
-ValueId CountedLatentAttention(GraphBuilder& b, ValueId x, const LatentAttention& piece,
-                               const std::string& prefix, const std::string& tag);
-
-// Parameters of one such layer, norms within it counted.
-int64_t LatentAttentionParameters(const LatentAttention& piece, int64_t width);
 
 }  // namespace penstock::model

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "base/config_path.h"
 #include "model/config.h"
 #include "model/cut.h"
@@ -81,15 +83,18 @@ TEST(Counted, TheLatentStateOfDeepseekIs576ValuesPerLayerAndToken) {
 
 TEST(Counted, KimiK3HasTheStateOfItsReportPerLayerKind) {
   const Model model = Named("kimi-k3");
-  int64_t recurrent = 0;
-  int64_t latent = 0;
+  std::set<LayerId> recurrent;
+  std::set<LayerId> latent;
   int64_t bytes = 0;
+  int64_t per_token = 0;
   for (const LayerState& state : model.graph.states) {
-    (state.kind == LayerState::Kind::kRecurrent ? recurrent : latent) += 1;
+    (state.kind == LayerState::Kind::kRecurrent ? recurrent : latent).insert(state.layer);
     bytes += state.sequence_bytes;
+    per_token += state.key_width + state.value_width;
   }
-  EXPECT_EQ(recurrent, 69);
-  EXPECT_EQ(latent, 24);
+  EXPECT_EQ(recurrent.size(), 69U);
+  EXPECT_EQ(latent.size(), 24U);
+  EXPECT_EQ(per_token, 24 * 576);
   // 414 MiB of state and 14.6 MiB of convolution tails.
   EXPECT_NEAR(static_cast<double>(bytes) / (1 << 20), 414 + 14.6, 0.1);
 }

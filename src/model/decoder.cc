@@ -77,15 +77,6 @@ Result<int64_t> IntOrRequired(const JsonReader& config, std::string_view key, in
   return fallback > 0 ? config.IntOr(key, fallback, 1, high) : config.Int(key, 1, high);
 }
 
-// Ids outside the vocabulary never occur: configurations cut from larger ones keep such.
-Result<std::vector<int64_t>> ReadIds(const JsonReader& config, std::string_view key,
-                                     int64_t vocabulary) {
-  constexpr int64_t kAnyId = int64_t{1} << 31;
-  PENSTOCK_TRY_ASSIGN(std::vector<int64_t> ids, config.IntsOr(key, -1, kAnyId));
-  std::erase_if(ids, [&](int64_t id) { return id < 0 || id >= vocabulary; });
-  return ids;
-}
-
 Result<> ReadHeads(const JsonReader& config, const DecoderDefaults& defaults,
                    DecoderConfig& decoder) {
   PENSTOCK_TRY_ASSIGN(decoder.heads,
@@ -145,6 +136,14 @@ std::vector<ValueId> Project(GraphBuilder& b, ValueId x, const std::string& pref
 
 }  // namespace
 
+Result<std::vector<int64_t>> ReadTokenIds(const JsonReader& config, std::string_view key,
+                                          int64_t vocabulary) {
+  constexpr int64_t kAnyId = int64_t{1} << 31;
+  PENSTOCK_TRY_ASSIGN(std::vector<int64_t> ids, config.IntsOr(key, -1, kAnyId));
+  std::erase_if(ids, [&](int64_t id) { return id < 0 || id >= vocabulary; });
+  return ids;
+}
+
 bool IsAbsent(const JsonReader& config, std::string_view key) {
   return !config.Contains(key);
 }
@@ -167,8 +166,8 @@ Result<DecoderConfig> ReadDecoder(const JsonReader& config, const DecoderDefault
   decoder.epsilon = static_cast<float>(epsilon);
   PENSTOCK_TRY_ASSIGN(decoder.activation, ReadActivation(config, defaults));
   PENSTOCK_TRY_ASSIGN(decoder.tied, config.BoolOr("tie_word_embeddings", defaults.tied));
-  PENSTOCK_TRY_ASSIGN(decoder.bos, ReadIds(config, "bos_token_id", decoder.vocabulary));
-  PENSTOCK_TRY_ASSIGN(decoder.eos, ReadIds(config, "eos_token_id", decoder.vocabulary));
+  PENSTOCK_TRY_ASSIGN(decoder.bos, ReadTokenIds(config, "bos_token_id", decoder.vocabulary));
+  PENSTOCK_TRY_ASSIGN(decoder.eos, ReadTokenIds(config, "eos_token_id", decoder.vocabulary));
   return decoder;
 }
 
@@ -298,16 +297,21 @@ ValueId GatedMlp(GraphBuilder& b, ValueId x, const MlpPiece& piece, const std::s
   } else {
     gate_up = Project(b, x, prefix, piece.bias, {{"gate_proj", inner}, {"up_proj", inner}}, names);
   }
-  const ValueId y =
-      b.Gated(gate_up[0], gate_up[1], {.activation = piece.activation}, "gated." + tag);
+  const ValueId y = b.Gated(
+      gate_up[0], gate_up[1],
+      {.activation = piece.activation, .beta = piece.beta, .linear_beta = piece.linear_beta},
+      "gated." + tag);
   return Project(b, y, prefix, piece.bias, {{"down_proj", b.width(x)}}, {"down." + tag})[0];
 }
 
 ValueId Experts(GraphBuilder& b, ValueId x, const MoePiece& piece, const std::string& prefix,
-                const std::string& tag) {
+                const std::string& tag, ValueId router) {
   const int64_t width = b.width(x);
   MoeOp op;
-  op.router = b.Matrix(prefix + piece.router, piece.experts, width);
+  op.router = b.Matrix(prefix + piece.router, piece.experts, b.width(router.valid() ? router : x));
+  if (!piece.router_bias.empty()) {
+    op.router_bias = b.Vector(prefix + piece.router_bias, piece.experts);
+  }
   for (int64_t e = 0; e < piece.experts; ++e) {
     const std::string expert = fmt::format("{}experts.{}.", prefix, e);
     const auto matrix = [&](const std::string& name, int64_t rows, int64_t columns) {
@@ -320,7 +324,32 @@ ValueId Experts(GraphBuilder& b, ValueId x, const MoePiece& piece, const std::st
   op.chosen = piece.chosen;
   op.normalize = piece.normalize;
   op.activation = piece.activation;
-  return b.Moe(x, op, "experts." + tag);
+  op.beta = piece.beta;
+  op.linear_beta = piece.linear_beta;
+  op.scoring = piece.sigmoid ? MoeOp::Scoring::kSigmoid : MoeOp::Scoring::kSoftmax;
+  op.weight_scale = piece.weight_scale;
+  op.groups = piece.groups;
+  op.chosen_groups = piece.chosen_groups;
+  return b.Moe(x, op, "experts." + tag, router);
+}
+
+Result<> ReadGroups(const JsonReader& config, std::string_view groups_key, MoePiece& piece) {
+  PENSTOCK_TRY_ASSIGN(piece.groups, config.IntOr(groups_key, 1, 1, piece.experts));
+  PENSTOCK_TRY_ASSIGN(piece.chosen_groups,
+                      config.IntOr("topk_group", piece.groups, 1, piece.groups));
+  if (piece.experts % piece.groups != 0) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[model.config] {}: {}: got {}, wanted a divisor of the {} experts",
+                     config.where(), groups_key, piece.groups, piece.experts);
+  }
+  if (piece.chosen > piece.experts / piece.groups * piece.chosen_groups) {
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[model.config] {}: topk_group: got {}, whose groups of {} experts are too few "
+        "to choose {} from",
+        config.where(), piece.chosen_groups, piece.experts / piece.groups, piece.chosen);
+  }
+  return {};
 }
 
 Result<MoePiece> ReadMoe(const JsonReader& config, const DecoderConfig& decoder,

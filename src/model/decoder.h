@@ -55,6 +55,11 @@ struct DecoderConfig {
 // (quantization_config, an activation that is not known).
 Result<DecoderConfig> ReadDecoder(const JsonReader& config, const DecoderDefaults& defaults);
 
+// bos_token_id and the like. Ids outside the vocabulary never occur: configurations cut from larger
+// ones keep such; they are left out.
+Result<std::vector<int64_t>> ReadTokenIds(const JsonReader& config, std::string_view key,
+                                          int64_t vocabulary);
+
 // True when the key is not there at all; null counts as there.
 bool IsAbsent(const JsonReader& config, std::string_view key);
 
@@ -111,6 +116,8 @@ ValueId SelfAttention(GraphBuilder& b, ValueId x, const AttentionPiece& piece,
 struct MlpPiece {
   int64_t intermediate = 0;
   Activation activation = Activation::kSilu;
+  float beta = 0.0F;  // as in GatedOp
+  float linear_beta = 0.0F;
   bool bias = false;
   bool fused = false;  // one stored matrix [gate; up] named gate_up_proj
 };
@@ -124,14 +131,26 @@ struct MoePiece {
   int64_t chosen = 0;
   int64_t intermediate = 0;
   bool normalize = false;
+  bool sigmoid = false;
+  float weight_scale = 1.0F;
+  int64_t groups = 1;
+  int64_t chosen_groups = 1;
   Activation activation = Activation::kSilu;
+  float beta = 0.0F;  // as in GatedOp
+  float linear_beta = 0.0F;
   std::string router = "gate.weight";
+  std::string router_bias;                                             // empty: none
   std::string gate = "gate_proj", up = "up_proj", down = "down_proj";  // of one expert
 };
 
-// Routed experts: tensors prefix + "experts.E." + gate + ".weight".
+// Routed experts: tensors prefix + "experts.E." + gate + ".weight". `router`: what the router
+// reads, if not x.
 ValueId Experts(GraphBuilder& b, ValueId x, const MoePiece& piece, const std::string& prefix,
-                const std::string& tag);
+                const std::string& tag, ValueId router = ValueId());
+
+// Reads `groups_key` and `topk_group`. Errors: groups that do not divide the experts, or that hold
+// too few to choose from.
+Result<> ReadGroups(const JsonReader& config, std::string_view groups_key, MoePiece& piece);
 
 // Reads `experts_key` and `chosen_key`. Errors: also when layers x experts is out of bounds.
 Result<MoePiece> ReadMoe(const JsonReader& config, const DecoderConfig& decoder,

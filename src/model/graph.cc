@@ -44,6 +44,13 @@ void VisitTensors(Params& params, const F& f) {
       each(p.gate);
       each(p.up);
       each(p.down);
+    } else if constexpr (std::is_same_v<P, LatentAttentionOp>) {
+      f(p.expand);
+    } else if constexpr (std::is_same_v<P, ShortConvOp>) {
+      each(p.weights);
+    } else if constexpr (std::is_same_v<P, DeltaAttentionOp>) {
+      f(p.a_log);
+      f(p.dt_bias);
     } else if constexpr (std::is_same_v<P, DepthReadOp>) {
       f(p.query);
       f(p.key_norm);
@@ -88,21 +95,29 @@ std::vector<TensorId> TensorsOf(const Op& op) {
 }
 
 std::string_view OpName(const Op& op) {
-  return std::visit(
-      Overloaded{
-          [](const EmbedOp&) { return "embed"; }, [](const RmsNormOp&) { return "rms_norm"; },
-          [](const LinearOp&) { return "linear"; }, [](const SplitOp&) { return "split"; },
-          [](const RopeOp&) { return "rope"; }, [](const AttentionOp&) { return "attention"; },
-          [](const GatedOp&) { return "gated"; }, [](const ActivationOp&) { return "activation"; },
-          [](const MoeOp&) { return "moe"; }, [](const AddOp&) { return "add"; },
-          [](const ScaleOp&) { return "scale"; }, [](const SoftCapOp&) { return "soft_cap"; },
-          [](const ConcatOp&) { return "concat"; }, [](const DepthReadOp&) { return "depth_read"; },
-          [](const StreamWeightsOp&) { return "stream_weights"; },
-          [](const StreamReadOp&) { return "stream_read"; },
-          [](const StreamWriteOp&) { return "stream_write"; },
-          [](const SelectRowsOp&) { return "select_rows"; },
-          [](const CountedOp&) { return "counted"; }},
-      op.params);
+  return std::visit(Overloaded{[](const EmbedOp&) { return "embed"; },
+                               [](const RmsNormOp&) { return "rms_norm"; },
+                               [](const LinearOp&) { return "linear"; },
+                               [](const SplitOp&) { return "split"; },
+                               [](const RopeOp&) { return "rope"; },
+                               [](const AttentionOp&) { return "attention"; },
+                               [](const LatentAttentionOp&) { return "latent_attention"; },
+                               [](const ShortConvOp&) { return "short_conv"; },
+                               [](const DeltaAttentionOp&) { return "delta_attention"; },
+                               [](const GatedOp&) { return "gated"; },
+                               [](const ActivationOp&) { return "activation"; },
+                               [](const MoeOp&) { return "moe"; },
+                               [](const AddOp&) { return "add"; },
+                               [](const ScaleOp&) { return "scale"; },
+                               [](const SoftCapOp&) { return "soft_cap"; },
+                               [](const ConcatOp&) { return "concat"; },
+                               [](const DepthReadOp&) { return "depth_read"; },
+                               [](const StreamWeightsOp&) { return "stream_weights"; },
+                               [](const StreamReadOp&) { return "stream_read"; },
+                               [](const StreamWriteOp&) { return "stream_write"; },
+                               [](const SelectRowsOp&) { return "select_rows"; },
+                               [](const CountedOp&) { return "counted"; }},
+                    op.params);
 }
 
 namespace {
@@ -416,8 +431,8 @@ ValueId GraphBuilder::Rope(ValueId x, const RopeOp& params, std::string name) {
       Fail(name, fmt::format("{} heads of {} do not make the width {}", params.heads,
                              params.head_dim, width(x)));
     }
-    if (params.rotary_dim < 2 || params.rotary_dim % 2 != 0 ||
-        params.rotary_dim > params.head_dim) {
+    if (params.rotary_dim < 2 || params.rotary_dim % 2 != 0 || params.offset < 0 ||
+        params.rotary_dim > params.head_dim - params.offset) {
       Fail(name, fmt::format("rotates {} of {} columns, wanted an even number from 2 to {}",
                              params.rotary_dim, params.head_dim, params.head_dim));
     }
@@ -471,6 +486,11 @@ ValueId GraphBuilder::Gated(ValueId gate, ValueId up, const GatedOp& params, std
   if (CheckRead(name, gate) && CheckRead(name, up) && width(gate) != width(up)) {
     Fail(name, fmt::format("gate has width {}, up {}", width(gate), width(up)));
   }
+  if (params.activation == Activation::kSitu &&
+      !(params.beta > 0.0F && params.linear_beta >= 0.0F)) {
+    Fail(name, fmt::format("beta {} and linear beta {}, wanted a positive number and 0 or more",
+                           params.beta, params.linear_beta));
+  }
   const ValueId out = NewValue(std::move(name), width(gate));
   AddOp({gate, up}, {out}, params);
   return out;
@@ -483,15 +503,24 @@ ValueId GraphBuilder::Act(ValueId x, const ActivationOp& params, std::string nam
   return out;
 }
 
-ValueId GraphBuilder::Moe(ValueId x, const MoeOp& params, std::string name) {
+ValueId GraphBuilder::Moe(ValueId x, const MoeOp& params, std::string name, ValueId router) {
+  const bool apart = router.valid() && router != x;
+  const ValueId read = apart ? router : x;
   const auto experts = std::ssize(params.gate);
-  if (CheckRead(name, x)) {
+  if (CheckRead(name, x) && CheckRead(name, read)) {
+    const bool grouped = params.groups != 1 || params.chosen_groups != 1;
+    if (grouped && (params.groups < 1 || params.chosen_groups < 1 ||
+                    params.chosen_groups > params.groups || experts % params.groups != 0 ||
+                    params.chosen > experts / params.groups * params.chosen_groups)) {
+      Fail(name, fmt::format("chooses {} experts from {} of {} groups of {} experts", params.chosen,
+                             params.chosen_groups, params.groups, experts));
+    }
     if (experts < 1 || std::ssize(params.up) != experts || std::ssize(params.down) != experts) {
       Fail(name, fmt::format("{} gate, {} up and {} down matrices, wanted one of each per expert",
                              params.gate.size(), params.up.size(), params.down.size()));
     } else if (params.chosen < 1 || params.chosen > experts) {
       Fail(name, fmt::format("chooses {} of {} experts", params.chosen, experts));
-    } else if (CheckTensor(name, params.router, {experts, width(x)}) &&
+    } else if (CheckTensor(name, params.router, {experts, width(read)}) &&
                (!params.router_bias.valid() || CheckTensor(name, params.router_bias, {experts}))) {
       for (size_t e = 0; e < params.gate.size(); ++e) {
         const TensorId gate = params.gate[e];
@@ -507,7 +536,7 @@ ValueId GraphBuilder::Moe(ValueId x, const MoeOp& params, std::string name) {
     }
   }
   const ValueId out = NewValue(std::move(name), width(x));
-  AddOp({x}, {out}, params);
+  AddOp(apart ? std::vector<ValueId>{x, router} : std::vector<ValueId>{x}, {out}, params);
   return out;
 }
 

@@ -60,7 +60,17 @@ struct RopeTable {
   float long_scale = 1.0F;
 };
 
-enum class Activation : uint8_t { kSilu, kGeluTanh, kGelu, kRelu, kReluSquared };
+// kSitu exists as a gated unit only: beta tanh(gate / beta) sigmoid(gate) * (linear_beta tanh(up /
+// linear_beta), or up where linear_beta is 0).
+enum class Activation : uint8_t {
+  kSilu,
+  kGeluTanh,
+  kGelu,
+  kRelu,
+  kReluSquared,
+  kSigmoid,
+  kSitu,
+};
 
 // ---- Operations. Inputs and outputs are listed in the order given. ----
 
@@ -97,13 +107,14 @@ struct SplitOp {
   std::vector<int64_t> widths;
 };
 
-// x -> y. Rotates the first `rotary_dim` columns of each head by the row's position.
+// x -> y. Rotates `rotary_dim` columns of each head, from `offset` on, by the row's position.
 struct RopeOp {
   int64_t heads = 0;
   int64_t head_dim = 0;
   int64_t rotary_dim = 0;
   bool interleaved = false;  // pairs (0,1),(2,3).. instead of (i, i + rotary_dim/2)
   RopeTable table;
+  int64_t offset = 0;  // of the rotated columns within a head
 };
 
 // q, k, v -> o [heads * value_dim]. Appends k and v to the state, then attends causally over it.
@@ -119,9 +130,55 @@ struct AttentionOp {
   int32_t state = -1;  // index into Graph::states
 };
 
+// q, latent, key -> o [heads * value_dim]. Multi-head latent attention (DeepSeek-V2, arXiv
+// 2405.04434): per head the query is [nope | rope], keys and values are [k | v] = expand c with the
+// latent row c of a token, and every head's key ends with the token's `key` row [rope]. Appends
+// latent and key to the state, then attends causally over it.
+struct LatentAttentionOp {
+  TensorId expand;  // [heads * (nope + value_dim), latent], per head keys, then values
+  int64_t heads = 0;
+  int64_t nope = 0;
+  int64_t rope = 0;
+  int64_t value_dim = 0;
+  int64_t latent = 0;
+  float scale = 1.0F;
+  // Absorbed: queries go through `expand`, and scores are taken with the latent rows. Else keys and
+  // values are expanded again, page by page. The two round differently; see SetLatentAttention.
+  bool absorbed = true;
+  int32_t state = -1;  // index into Graph::states
+};
+
+// x_0, x_1, ... -> y_0, y_1, ...: y = act(causal convolution of x along the sequence), each column
+// alone: y[t][c] = act(sum over j of weight[c][j] x[t - taps + 1 + j][c]), zeros before the
+// sequence. Keeps the last taps - 1 rows of each x per sequence.
+struct ShortConvOp {
+  std::vector<TensorId> weights;  // per input: a vector [width, 1, taps]
+  int64_t taps = 0;
+  Activation activation = Activation::kSilu;
+  int32_t state = -1;
+};
+
+// q, k, v, f, b -> o [heads * dim]. Kimi delta attention (Kimi Linear, arXiv 2510.26692): per head
+// a state S [dim keys, dim values], zero before the sequence. With q and k normalized to length 1
+// (epsilon 1e-6 under the root), q times dim^-1/2, beta = sigmoid(b), and the decay g per key
+// column
+//   S <- diag(exp g) S;  S <- S + beta k (v - S^T k)^T;  o = S^T q
+//   g = lower_bound * sigmoid(exp(a_log) (f + dt_bias)), or -exp(a_log) softplus(f + dt_bias).
+struct DeltaAttentionOp {
+  TensorId a_log;    // [heads]
+  TensorId dt_bias;  // [heads * dim]
+  int64_t heads = 0;
+  int64_t dim = 0;
+  bool bounded = false;       // the first form of g
+  float lower_bound = -5.0F;  // of g; negative
+  int32_t state = -1;
+};
+
 // gate, up -> y = act(gate) * up
 struct GatedOp {
   Activation activation = Activation::kSilu;
+  float beta = 0.0F;         // kSitu
+  float linear_beta = 0.0F;  // kSitu; 0: up as it is
 };
 
 // x -> y = act(x)
@@ -129,8 +186,9 @@ struct ActivationOp {
   Activation activation = Activation::kSilu;
 };
 
-// x -> y. Routes each token to `chosen` of the experts; y = sum over the chosen, in ascending
-// expert order, of weight * down(act(gate) * up).
+// x -> y, or z, x -> y: the experts take the first input, the router reads the last. Routes each
+// token to `chosen` of the experts; y = sum over the chosen, in ascending expert order, of weight *
+// down(act(gate) * up).
 struct MoeOp {
   enum class Scoring : uint8_t { kSoftmax, kSigmoid };
   TensorId router;                       // [experts, width]
@@ -141,6 +199,12 @@ struct MoeOp {
   Scoring scoring = Scoring::kSoftmax;
   float weight_scale = 1.0F;
   Activation activation = Activation::kSilu;
+  float beta = 0.0F;  // as in GatedOp
+  float linear_beta = 0.0F;
+  // Experts come from the `chosen_groups` best of `groups` equal runs of experts; a run counts as
+  // the sum of its two best scores, biases included.
+  int64_t groups = 1;
+  int64_t chosen_groups = 1;
 };
 
 // a, b -> a + b
@@ -222,9 +286,10 @@ struct CountedOp {
 };
 
 using OpParams =
-    std::variant<EmbedOp, RmsNormOp, LinearOp, SplitOp, RopeOp, AttentionOp, GatedOp, ActivationOp,
-                 MoeOp, AddOp, ScaleOp, SoftCapOp, ConcatOp, DepthReadOp, StreamWeightsOp,
-                 StreamReadOp, StreamWriteOp, SelectRowsOp, CountedOp>;
+    std::variant<EmbedOp, RmsNormOp, LinearOp, SplitOp, RopeOp, AttentionOp, LatentAttentionOp,
+                 ShortConvOp, DeltaAttentionOp, GatedOp, ActivationOp, MoeOp, AddOp, ScaleOp,
+                 SoftCapOp, ConcatOp, DepthReadOp, StreamWeightsOp, StreamReadOp, StreamWriteOp,
+                 SelectRowsOp, CountedOp>;
 
 struct Op {
   LayerId layer;
@@ -246,7 +311,8 @@ struct LayerState {
   int64_t value_width = 0;     // kv_heads * value_dim
   int64_t window = 0;          // tokens that are ever read again; 0: all
   int64_t heads = 0;           // that tensor parallelism divides; 0: not stated
-  int64_t sequence_bytes = 0;  // kept per sequence whatever its length
+  int64_t sequence_bytes = 0;  // kept per sequence whatever its length; as a serving system holds
+                               // it (states in float32, rows of convolutions at 16 bits)
 };
 
 enum class LayerKind : uint8_t { kEmbedding, kDecoder, kHead };
@@ -289,6 +355,9 @@ struct Graph {
 // Tensors that an operation reads, in a fixed order.
 std::vector<TensorId> TensorsOf(const Op& op);
 
+// How every latent attention of the graph is computed: a property of a run, not of its batches.
+void SetLatentAttention(Graph& graph, bool absorbed);
+
 // Name of the operation's kind: "linear", "attention".
 std::string_view OpName(const Op& op);
 
@@ -329,9 +398,17 @@ class GraphBuilder {
   ValueId Rope(ValueId x, const RopeOp& params, std::string name);
   // Adds the layer's state by itself: params.state is set here.
   ValueId Attention(ValueId q, ValueId k, ValueId v, AttentionOp params, std::string name);
+  // The next three add the layer's state by themselves, too.
+  ValueId LatentAttention(ValueId q, ValueId latent, ValueId key, LatentAttentionOp params,
+                          std::string name);
+  std::vector<ValueId> ShortConv(const std::vector<ValueId>& inputs, ShortConvOp params,
+                                 const std::vector<std::string>& names);
+  ValueId DeltaAttention(const std::vector<ValueId>& qkvfb, DeltaAttentionOp params,
+                         std::string name);
   ValueId Gated(ValueId gate, ValueId up, const GatedOp& params, std::string name);
   ValueId Act(ValueId x, const ActivationOp& params, std::string name);
-  ValueId Moe(ValueId x, const MoeOp& params, std::string name);
+  // `router`: what the router reads, if not x.
+  ValueId Moe(ValueId x, const MoeOp& params, std::string name, ValueId router = ValueId());
   ValueId Add(ValueId a, ValueId b, std::string name);
   ValueId Scale(ValueId x, float factor, std::string name);
   ValueId SoftCap(ValueId x, float cap, std::string name);

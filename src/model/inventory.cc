@@ -232,6 +232,23 @@ Work OpWork(const Graph& graph, const Op& op, const WorkShape& shape, const Tens
                     .window = a->window,
                     .state = a->state},
                    shape, kv_element_bytes, work);
+  } else if (const auto* l = std::get_if<LatentAttentionOp>(&op.params)) {
+    CountAttention(graph,
+                   {.heads = static_cast<double>(l->heads),
+                    .score_dim = static_cast<double>(l->nope + l->rope),
+                    .value_dim = static_cast<double>(l->value_dim),
+                    .window = 0,
+                    .state = l->state},
+                   shape, kv_element_bytes, work);
+  } else if (const auto* conv = std::get_if<ShortConvOp>(&op.params)) {
+    for (const ValueId id : op.inputs) {
+      work.flops += 2.0 * static_cast<double>(graph.value(id).width * conv->taps) * rows;
+    }
+    CountAttention(graph, {.state = conv->state}, shape, kv_element_bytes, work);
+  } else if (const auto* delta = std::get_if<DeltaAttentionOp>(&op.params)) {
+    // Decay, S^T k, the update and S^T q of one token, each over the state.
+    work.flops += 7.0 * static_cast<double>(delta->heads * delta->dim * delta->dim) * rows;
+    CountAttention(graph, {.state = delta->state}, shape, kv_element_bytes, work);
   } else if (const auto* c = std::get_if<CountedOp>(&op.params)) {
     CountAttention(graph,
                    {.heads = static_cast<double>(c->heads),

@@ -17,6 +17,10 @@ kernels::Activation Convert(model::Activation activation) {
       return kernels::Activation::kRelu;
     case model::Activation::kReluSquared:
       return kernels::Activation::kReluSquared;
+    case model::Activation::kSigmoid:
+      return kernels::Activation::kSigmoid;
+    case model::Activation::kSitu:
+      return kernels::Activation::kSitu;
   }
   return kernels::Activation::kSilu;
 }
@@ -85,14 +89,15 @@ class Binder {
                                      params.table.inverse_frequencies,
                                      params.table.long_inverse_frequencies,
                                      params.table.scale,
-                                     params.table.long_scale};
+                                     params.table.long_scale,
+                                     params.offset};
       in.device.Rope(in.value(x), rope, in.sequences[0], in.value(y));
     };
   }
 
   RunOp operator()(const model::AttentionOp& params) const {
-    kernels::KvCache& cache = *context_.caches[static_cast<size_t>(params.state)];
-    const auto pool = static_cast<size_t>(context_.pool_of[static_cast<size_t>(params.state)]);
+    auto& cache = State<kernels::KvCache>(params.state);
+    const size_t pool = Pool(params.state);
     const kernels::AttentionParams attention{params.heads,     params.kv_heads, params.head_dim,
                                              params.value_dim, params.scale,    params.soft_cap,
                                              params.window};
@@ -103,7 +108,71 @@ class Binder {
     };
   }
 
+  RunOp operator()(const model::LatentAttentionOp& params) const {
+    kernels::LatentAttentionParams attention;
+    attention.heads = params.heads;
+    attention.nope = params.nope;
+    attention.rope = params.rope;
+    attention.value_dim = params.value_dim;
+    attention.latent = params.latent;
+    attention.scale = params.scale;
+    attention.absorbed = params.absorbed;
+    if (params.absorbed) {
+      attention.expand_rows = context_.weights.vector(params.expand);
+    } else {
+      attention.expand = &context_.weights.matrix(std::span(&params.expand, 1));
+    }
+    return [&cache = State<kernels::LatentCache>(params.state), pool = Pool(params.state),
+            attention, q = op_.inputs[0], latent = op_.inputs[1], key = op_.inputs[2],
+            y = Out()](const StepInput& in) {
+      in.device.LatentAttention(cache, attention, in.sequences[pool], in.value(q), in.value(latent),
+                                in.value(key), in.value(y), in.workspace);
+    };
+  }
+
+  RunOp operator()(const model::ShortConvOp& params) const {
+    std::vector<Tensor> weights;
+    for (const TensorId id : params.weights) {
+      weights.push_back(context_.weights.vector(id));
+    }
+    return [&cache = State<kernels::SlotCache>(params.state), pool = Pool(params.state), weights,
+            taps = params.taps, act = Convert(params.activation), from = op_.inputs,
+            to = op_.outputs](const StepInput& in) {
+      std::vector<Tensor> x;
+      std::vector<Tensor> y;
+      for (size_t i = 0; i < from.size(); ++i) {
+        x.push_back(in.value(from[i]));
+        y.push_back(in.value(to[i]));
+      }
+      in.device.ShortConv(cache, {taps, act, weights}, in.sequences[pool], x, y);
+    };
+  }
+
+  RunOp operator()(const model::DeltaAttentionOp& params) const {
+    const auto row = [](Tensor t) {
+      return Tensor(t.All<float>().data(), DType::kF32, 1, t.rows() * t.columns());
+    };
+    const kernels::DeltaParams delta{params.heads,
+                                     params.dim,
+                                     params.bounded,
+                                     params.lower_bound,
+                                     row(context_.weights.vector(params.a_log)),
+                                     row(context_.weights.vector(params.dt_bias))};
+    return [&cache = State<kernels::SlotCache>(params.state), pool = Pool(params.state), delta,
+            x = op_.inputs, y = Out()](const StepInput& in) {
+      in.device.DeltaAttention(cache, delta, in.sequences[pool], in.value(x[0]), in.value(x[1]),
+                               in.value(x[2]), in.value(x[3]), in.value(x[4]), in.value(y),
+                               in.workspace);
+    };
+  }
+
   RunOp operator()(const model::GatedOp& params) const {
+    if (params.activation == model::Activation::kSitu) {
+      return [situ = kernels::SituParams{params.beta, params.linear_beta}, gate = In(),
+              up = op_.inputs[1], y = Out()](const StepInput& in) {
+        in.device.Situ(situ, in.value(gate), in.value(up), in.value(y));
+      };
+    }
     return [act = Convert(params.activation), gate = In(), up = op_.inputs[1],
             y = Out()](const StepInput& in) {
       in.device.Gated(act, in.value(gate), in.value(up), in.value(y));
@@ -127,13 +196,18 @@ class Binder {
     const Tensor router = context_.weights.vector(params.router);
     const Tensor bias =
         params.router_bias.valid() ? context_.weights.vector(params.router_bias) : Tensor();
-    return [gate_up, down, router, bias, params, x = In(), y = Out()](const StepInput& in) {
+    return [gate_up, down, router, bias, params, x = In(), read = op_.inputs.back(),
+            y = Out()](const StepInput& in) {
       kernels::MoeParams moe;
       moe.sigmoid = params.scoring == model::MoeOp::Scoring::kSigmoid;
       moe.normalize = params.normalize;
       moe.chosen = params.chosen;
       moe.weight_scale = params.weight_scale;
       moe.activation = Convert(params.activation);
+      moe.situ = {params.beta, params.linear_beta};
+      moe.groups = params.groups;
+      moe.chosen_groups = params.chosen_groups;
+      moe.router_input = in.value(read);
       moe.router = router;
       moe.router_bias = bias;
       moe.gate_up = gate_up;
@@ -228,6 +302,15 @@ class Binder {
   ValueId In() const { return op_.inputs[0]; }
 
   ValueId Out() const { return op_.outputs[0]; }
+
+  template <class Cache>
+  Cache& State(int32_t state) const {
+    return static_cast<Cache&>(*context_.caches[static_cast<size_t>(state)]);
+  }
+
+  size_t Pool(int32_t state) const {
+    return static_cast<size_t>(context_.pool_of[static_cast<size_t>(state)]);
+  }
 
   const model::Op& op_;
   const BindContext& context_;

@@ -21,7 +21,7 @@ using RunOp = std::function<void(const StepInput&)>;
 struct BindContext {
   const WeightRule& rule;
   const StageWeights& weights;
-  std::span<const std::unique_ptr<kernels::KvCache>> caches;
+  std::span<const std::unique_ptr<kernels::StateCache>> caches;
   std::span<const int32_t> pool_of;  // per state
 };
 

@@ -16,9 +16,76 @@ std::pair<int32_t, int32_t> OpRange(const model::Graph& graph, const StageRange&
           graph.layers[static_cast<size_t>(range.last_layer) - 1].last_op};
 }
 
+int64_t BlocksOf(int32_t index, const StateSpec& state) {
+  return state.blocks[static_cast<size_t>(state.pools.pool_of[static_cast<size_t>(index)])];
+}
+
 kernels::KvCacheSpec CacheSpec(const model::AttentionOp& op, const StateSpec& state) {
-  const auto pool = static_cast<size_t>(state.pools.pool_of[static_cast<size_t>(op.state)]);
-  return {state.blocks[pool], kBlockTokens, op.kv_heads, op.head_dim, op.value_dim, state.kv_type};
+  return {BlocksOf(op.state, state),
+          kBlockTokens,
+          op.kv_heads,
+          op.head_dim,
+          op.value_dim,
+          state.kv_type};
+}
+
+kernels::LatentCacheSpec CacheSpec(const model::LatentAttentionOp& op, const StateSpec& state) {
+  return {BlocksOf(op.state, state), kBlockTokens, op.latent, op.rope, state.kv_type};
+}
+
+int64_t SlotBytes(const model::Graph& graph, const model::ShortConvOp& op,
+                  const kernels::Device& device) {
+  int64_t width = 0;
+  for (const TensorId id : op.weights) {
+    width += graph.tensor(id).shape[0];
+  }
+  return device.ShortConvSlotBytes(width, op.taps);
+}
+
+int64_t SlotBytes(const model::Graph& /*graph*/, const model::DeltaAttentionOp& op,
+                  const kernels::Device& device) {
+  return device.DeltaSlotBytes(op.heads, op.dim);
+}
+
+// Bytes of what one operation keeps; 0 for one without state.
+int64_t OpStateBytes(const model::Graph& graph, const model::Op& op, const StateSpec& state,
+                     const kernels::Device& device) {
+  if (const auto* a = std::get_if<model::AttentionOp>(&op.params)) {
+    return device.KvCacheBytes(CacheSpec(*a, state));
+  }
+  if (const auto* l = std::get_if<model::LatentAttentionOp>(&op.params)) {
+    return device.LatentCacheBytes(CacheSpec(*l, state));
+  }
+  if (const auto* c = std::get_if<model::ShortConvOp>(&op.params)) {
+    return device.SlotCacheBytes(BlocksOf(c->state, state), SlotBytes(graph, *c, device));
+  }
+  if (const auto* d = std::get_if<model::DeltaAttentionOp>(&op.params)) {
+    return device.SlotCacheBytes(BlocksOf(d->state, state), SlotBytes(graph, *d, device));
+  }
+  return 0;
+}
+
+using Caches = std::vector<std::unique_ptr<kernels::StateCache>>;
+
+// Allocates what one operation keeps, at its state's place in `caches`.
+Result<> CreateState(const model::Graph& graph, const model::Op& op, const StateSpec& state,
+                     kernels::Device& device, MemoryAccount& account, Caches& caches) {
+  if (const auto* a = std::get_if<model::AttentionOp>(&op.params)) {
+    PENSTOCK_TRY_ASSIGN(caches[static_cast<size_t>(a->state)],
+                        device.CreateKvCache(CacheSpec(*a, state), account));
+  } else if (const auto* l = std::get_if<model::LatentAttentionOp>(&op.params)) {
+    PENSTOCK_TRY_ASSIGN(caches[static_cast<size_t>(l->state)],
+                        device.CreateLatentCache(CacheSpec(*l, state), account));
+  } else if (const auto* c = std::get_if<model::ShortConvOp>(&op.params)) {
+    PENSTOCK_TRY_ASSIGN(
+        caches[static_cast<size_t>(c->state)],
+        device.CreateSlots(BlocksOf(c->state, state), SlotBytes(graph, *c, device), account));
+  } else if (const auto* d = std::get_if<model::DeltaAttentionOp>(&op.params)) {
+    PENSTOCK_TRY_ASSIGN(
+        caches[static_cast<size_t>(d->state)],
+        device.CreateSlots(BlocksOf(d->state, state), SlotBytes(graph, *d, device), account));
+  }
+  return {};
 }
 
 // The value that each layer hands on: what later layers (or the output) read of it. Given at the
@@ -41,10 +108,7 @@ int64_t StateBytes(const model::Graph& graph, const StageRange& range, const Sta
   const auto [first_op, last_op] = OpRange(graph, range);
   int64_t bytes = 0;
   for (int32_t i = first_op; i < last_op; ++i) {
-    if (const auto* op =
-            std::get_if<model::AttentionOp>(&graph.ops[static_cast<size_t>(i)].params)) {
-      bytes += device.KvCacheBytes(CacheSpec(*op, state));
-    }
+    bytes += OpStateBytes(graph, graph.ops[static_cast<size_t>(i)], state, device);
   }
   return bytes;
 }
@@ -90,11 +154,8 @@ Result<std::unique_ptr<Stage>> Stage::Create(const model::Graph& graph, const St
   const auto [first_op, last_op] = OpRange(graph, spec.range);
   stage->caches_.resize(graph.states.size());
   for (int32_t i = first_op; i < last_op; ++i) {
-    if (const auto* op =
-            std::get_if<model::AttentionOp>(&graph.ops[static_cast<size_t>(i)].params)) {
-      PENSTOCK_TRY_ASSIGN(stage->caches_[static_cast<size_t>(op->state)],
-                          device.CreateKvCache(CacheSpec(*op, state), account));
-    }
+    PENSTOCK_TRY(CreateState(graph, graph.ops[static_cast<size_t>(i)], state, device, account,
+                             stage->caches_));
   }
   PENSTOCK_TRY_ASSIGN(stage->weights_, StageWeights::Load(graph, first_op, last_op, rule, files,
                                                           device, account, progress));

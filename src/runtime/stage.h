@@ -40,7 +40,7 @@ Result<MemoryFigures> PlannedStageMemory(const model::Graph& graph, const StageS
                                          const WeightRule& rule, const StateSpec& state,
                                          const kernels::Device& device);
 
-// Bytes of the attention states of layers [first, last).
+// Bytes of the per-sequence states of layers [first, last).
 int64_t StateBytes(const model::Graph& graph, const StageRange& range, const StateSpec& state,
                    const kernels::Device& device);
 
@@ -87,7 +87,7 @@ class Stage {
   StageWeights weights_;
   Buffer activations_;
   Buffer workspace_;
-  std::vector<std::unique_ptr<kernels::KvCache>>
+  std::vector<std::unique_ptr<kernels::StateCache>>
       caches_;  // per state of the graph; null: of another stage
   std::vector<std::function<void(const StepInput&)>> ops_;
   std::vector<bool> after_selection_;  // per operation: works on the rows that get logits only

@@ -141,6 +141,19 @@ int64_t OpWorkspace(const model::Graph& graph, const model::Op& op, int64_t rows
          attention->scale, attention->soft_cap, attention->window},
         rows);
   }
+  if (const auto* latent = std::get_if<model::LatentAttentionOp>(&op.params)) {
+    kernels::LatentAttentionParams params;
+    params.heads = latent->heads;
+    params.nope = latent->nope;
+    params.rope = latent->rope;
+    params.value_dim = latent->value_dim;
+    params.latent = latent->latent;
+    params.absorbed = latent->absorbed;
+    return device.LatentAttentionWorkspaceBytes(params, rule.held(latent->expand).type, rows);
+  }
+  if (const auto* delta = std::get_if<model::DeltaAttentionOp>(&op.params)) {
+    return device.DeltaWorkspaceBytes({.heads = delta->heads, .dim = delta->dim});
+  }
   if (const auto* moe = std::get_if<model::MoeOp>(&op.params)) {
     const auto& up = graph.tensor(moe->up[0]).shape;
     return device.MoeWorkspaceBytes(static_cast<int64_t>(moe->up.size()), moe->chosen, up[1], up[0],

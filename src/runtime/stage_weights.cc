@@ -94,6 +94,25 @@ class NeedsCollector {
     }
   }
 
+  void Add(const model::LatentAttentionOp& op) {
+    if (op.absorbed) {
+      Vector(op.expand);
+    } else {
+      Matrix({op.expand});
+    }
+  }
+
+  void Add(const model::ShortConvOp& op) {
+    for (const TensorId id : op.weights) {
+      Vector(id);
+    }
+  }
+
+  void Add(const model::DeltaAttentionOp& op) {
+    Vector(op.a_log);
+    Vector(op.dt_bias);
+  }
+
   void Add(const model::DepthReadOp& op) {
     Vector(op.query);
     Vector(op.key_norm);

@@ -7,16 +7,21 @@ namespace penstock::runtime {
 StatePools PoolsOf(const model::Graph& graph) {
   StatePools pools;
   for (const model::LayerState& state : graph.states) {
-    const auto it = std::find(pools.windows.begin(), pools.windows.end(), state.window);
+    const bool slot = state.kind == model::LayerState::Kind::kRecurrent;
+    const int64_t window = slot ? kSlotPool : state.window;
+    const auto it = std::find(pools.windows.begin(), pools.windows.end(), window);
     pools.pool_of.push_back(static_cast<int32_t>(it - pools.windows.begin()));
     if (it == pools.windows.end()) {
-      pools.windows.push_back(state.window);
+      pools.windows.push_back(window);
     }
   }
   return pools;
 }
 
 int64_t BlocksPerSequence(int64_t window, int64_t tokens, int64_t step_rows) {
+  if (window == kSlotPool) {
+    return 1;
+  }
   const int64_t all = (tokens + kBlockTokens - 1) / kBlockTokens;
   if (window == 0) {
     return all;

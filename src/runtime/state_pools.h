@@ -1,5 +1,5 @@
-// KV pools: attention layers that look equally far back share one set of pages. Block ids count per
-// pool, over all stages.
+// Pools of state: attention layers that look equally far back share one set of pages, and layers
+// with a state of fixed size share one set of slots. Block ids count per pool, over all stages.
 
 #pragma once
 
@@ -12,8 +12,11 @@ namespace penstock::runtime {
 
 inline constexpr int64_t kBlockTokens = 32;
 
+// In place of a window: one block per sequence (a slot) whatever its length.
+inline constexpr int64_t kSlotPool = -1;
+
 struct StatePools {
-  std::vector<int64_t> windows;  // per pool; 0: all positions
+  std::vector<int64_t> windows;  // per pool; 0: all positions; or kSlotPool
   std::vector<int32_t> pool_of;  // per state of the graph
 };
 

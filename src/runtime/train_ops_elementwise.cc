@@ -240,6 +240,10 @@ kernels::Activation ConvertActivation(model::Activation activation) {
       return kernels::Activation::kRelu;
     case model::Activation::kReluSquared:
       return kernels::Activation::kReluSquared;
+    case model::Activation::kSigmoid:
+      return kernels::Activation::kSigmoid;
+    case model::Activation::kSitu:
+      return kernels::Activation::kSitu;
   }
   return kernels::Activation::kSilu;
 }

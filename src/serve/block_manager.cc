@@ -46,10 +46,13 @@ Result<> BlockManager::Reserve(int32_t sequence, int64_t tokens) {
   for (const Pool& pool : pools_) {
     need.push_back(runtime::BlocksPerSequence(pool.window, tokens, step_rows_));
     if (need.back() > pool.unreserved) {
-      return MakeError(
-          ErrorCode::kOutOfMemory,
-          "[serve.blocks] sequence {} of {} tokens needs {} KV blocks of {} tokens, {} are free",
-          sequence, tokens, need.back(), kBlockTokens, pool.unreserved);
+      return MakeError(ErrorCode::kOutOfMemory,
+                       "[serve.blocks] sequence {} of {} tokens needs {} {}, {} are free", sequence,
+                       tokens, need.back(),
+                       pool.window == runtime::kSlotPool
+                           ? "state slot"
+                           : fmt::format("KV blocks of {} tokens", kBlockTokens),
+                       pool.unreserved);
     }
   }
   for (size_t i = 0; i < pools_.size(); ++i) {
@@ -82,6 +85,13 @@ void BlockManager::Extend(int32_t sequence, int64_t first, int64_t rows) {
   for (size_t i = 0; i < pools_.size(); ++i) {
     Pool& pool = pools_[i];
     std::vector<int32_t>& table = held.tables[i];
+    if (pool.window == runtime::kSlotPool) {
+      if (table.empty()) {
+        PENSTOCK_CHECK(!pool.free.empty(), "reservations keep slots free");
+        table.push_back(TakeLowest(pool.free));
+      }
+      continue;
+    }
     const int64_t oldest_seen =
         pool.window == 0 ? 0 : std::max<int64_t>(0, first - pool.window + 1);
     for (; held.dropped[i] < oldest_seen / kBlockTokens &&

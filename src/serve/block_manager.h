@@ -1,5 +1,8 @@
-// KV blocks: which pages a sequence has, in each pool. Decided once, by the decider; stages only
-// read the tables.
+// KV blocks: which pages a sequence has, in each pool, and which slot in a pool of states of fixed
+// size. Decided once, by the decider; stages only read the tables.
+//
+// A sequence's pages and slots begin with its first position and only grow: nothing goes back to an
+// earlier position, which a recurrent state could not do.
 
 #pragma once
 

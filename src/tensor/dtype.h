@@ -31,6 +31,7 @@ enum class DType : uint8_t {
   kQ4_K,
   kQ5_K,
   kQ6_K,
+  kMXFP4,  // E8M0 scale, 32 numbers in E2M1 (OCP microscaling formats)
 };
 
 struct DTypeTraits {

@@ -105,6 +105,23 @@ void Q4_1(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT o
   }
 }
 
+// e:u8 (scale 2^(e - 127), 255: NaN), 16 bytes of E2M1 numbers in the order of Q4_0.
+void Mxfp4(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
+  constexpr float kValues[16] = {0.0F,  0.5F,  1.0F,  1.5F,  2.0F,  3.0F,  4.0F,  6.0F,
+                                 -0.0F, -0.5F, -1.0F, -1.5F, -2.0F, -3.0F, -4.0F, -6.0F};
+  for (int64_t block = 0; block < count; ++block, in += 17, out += 32) {
+    const auto e = static_cast<uint32_t>(U8(in));
+    // 2^-127 is no normal number.
+    const float d = e == 255 ? std::bit_cast<float>(0x7fc00000U)
+                             : std::bit_cast<float>(e == 0 ? 0x00400000U : e << 23);
+    for (int i = 0; i < 16; ++i) {
+      const int q = U8(in + 1 + i);
+      out[i] = d * kValues[q & 15];
+      out[i + 16] = d * kValues[q >> 4];
+    }
+  }
+}
+
 // d:f16, 32 fifth bits, 16 bytes; value = d * (q - 16).
 void Q5_0(const std::byte* HWY_RESTRICT in, int64_t count, float* HWY_RESTRICT out) {
   for (int64_t block = 0; block < count; ++block, in += 22, out += 32) {
@@ -297,6 +314,8 @@ BlockFunction FunctionOf(DType type) {
       return Q5_K;
     case DType::kQ6_K:
       return Q6_K;
+    case DType::kMXFP4:
+      return Mxfp4;
     case DType::kI8:
     case DType::kU8:
     case DType::kI16:
@@ -339,7 +358,7 @@ bool CanDequantize(DType type) {
 }
 
 const char* DequantizableTypes() {
-  return "f32, f16, bf16, f64, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k";
+  return "f32, f16, bf16, f64, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, mxfp4";
 }
 
 void DequantizeRow(DType type, std::span<const std::byte> bytes, std::span<float> out) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "weights/derived_source.h"
 #include "weights/folder_names.h"
 #include "weights/matrix_slice.h"
 #include "weights/safetensors.h"
@@ -201,13 +202,21 @@ class FolderModel final : public ModelFiles {
 
   int64_t file_bytes() const override { return index_.file_bytes(); }
 
-  bool Has(std::string_view name) const override { return Locate(name).tensor != nullptr; }
+  bool Has(std::string_view name) const override {
+    return Locate(name).tensor != nullptr || Locate(PackedName(name)).tensor != nullptr;
+  }
 
   Result<std::unique_ptr<MatrixSource>> Source(std::string_view name,
                                                std::span<const int64_t> shape) const override {
     const Located located = Locate(name);
+    if (located.tensor == nullptr && Locate(PackedName(name)).tensor != nullptr) {
+      return Packed(name, shape);
+    }
     if (located.tensor == nullptr) {
       return Missing(name, shape);
+    }
+    if (name.ends_with(".A_log") && located.tensor->elements != shape.front()) {
+      return PaddedVector(name, shape.front(), *located.tensor);
     }
     const StoredTensor& tensor = *located.tensor;
     const auto& file = index_.file(tensor.file);
@@ -243,6 +252,76 @@ class FolderModel final : public ModelFiles {
       return {index_.Find("lm_head.weight"), {}};
     }
     return {};
+  }
+
+  // "a.weight_packed" for "a.weight"; else a name that nothing has.
+  static std::string PackedName(std::string_view name) {
+    return name.ends_with(".weight") ? fmt::format("{}_packed", name) : std::string();
+  }
+
+  // 4-bit blocks in two tensors: numbers and scales.
+  Result<std::unique_ptr<MatrixSource>> Packed(std::string_view name,
+                                               std::span<const int64_t> shape) const {
+    if (shape.size() != 2 || shape[1] % 32 != 0) {
+      return MakeError(ErrorCode::kUnsupported,
+                       "[weights.folder] {}: tensor {}: 4-bit blocks of 32 columns do not make {}",
+                       path_, PackedName(name), ShapeText(shape));
+    }
+    const std::string scale_name = fmt::format("{}_scale", name);
+    PENSTOCK_TRY_ASSIGN(auto packed, Bytes(PackedName(name), {shape[0], shape[1] / 2}));
+    PENSTOCK_TRY_ASSIGN(auto scales, Bytes(scale_name, {shape[0], shape[1] / 32}));
+    return MakeMxfp4Source(std::string(name), std::move(packed), std::move(scales));
+  }
+
+  Result<std::unique_ptr<MatrixSource>> Bytes(const std::string& name,
+                                              const std::vector<int64_t>& shape) const {
+    const StoredTensor* tensor = Locate(name).tensor;
+    if (tensor == nullptr || tensor->shape != shape || tensor->type != DType::kU8) {
+      return MakeError(tensor == nullptr ? ErrorCode::kNotFound : ErrorCode::kCorruptData,
+                       "[weights.folder] {}: tensor {}: {}, wanted {} of type u8", path_, name,
+                       tensor == nullptr ? "not there"
+                                         : fmt::format("got {} of type {}", tensor->ShapeText(),
+                                                       tensor->type_name),
+                       ShapeText(shape));
+    }
+    MatrixSlice slice;
+    slice.name = name;
+    slice.file = index_.file(tensor->file);
+    slice.type = DType::kU8;
+    slice.rows = shape[0];
+    slice.columns = shape[1];
+    slice.offset = tensor->offset;
+    return MakeMatrixSource(std::move(slice));
+  }
+
+  // The first `count` elements of a vector that is stored longer, the rest being zeros.
+  Result<std::unique_ptr<MatrixSource>> PaddedVector(std::string_view name, int64_t count,
+                                                     const StoredTensor& tensor) const {
+    const auto& file = index_.file(tensor.file);
+    PENSTOCK_TRY(CheckLoadable(tensor, file->path()));
+    MatrixSlice slice;
+    slice.name = std::string(name);
+    slice.file = file;
+    slice.type = *tensor.type;
+    slice.rows = 1;
+    slice.columns = tensor.elements;
+    slice.offset = tensor.offset;
+    constexpr int64_t kMost = 1 << 16;
+    bool zeros =
+        tensor.elements > count && tensor.elements <= kMost && !Traits(*tensor.type).quantized;
+    if (zeros) {
+      std::vector<float> all(static_cast<size_t>(tensor.elements));
+      PENSTOCK_TRY(MakeMatrixSource(slice)->ReadRows(0, 1, all));
+      zeros = std::all_of(all.begin() + count, all.end(), [](float x) { return x == 0.0F; });
+    }
+    if (!zeros) {
+      return MakeError(ErrorCode::kCorruptData,
+                       "[weights.folder] {}: tensor {}: got shape {}, wanted {} elements (one per "
+                       "head), followed by nothing but zeros",
+                       file->path(), name, tensor.ShapeText(), count);
+    }
+    slice.columns = count;
+    return MakeMatrixSource(std::move(slice));
   }
 
   Error Missing(std::string_view name, std::span<const int64_t> shape) const {
@@ -290,6 +369,10 @@ Result<> CheckNotQuantized(const Json& config, const std::string& path) {
   if (quantization == config.end() || quantization->is_null()) {
     return {};
   }
+  const auto type = config.find("model_type");
+  if (type != config.end() && (*type == "kimi_linear" || *type == "kimi_k3")) {
+    return {};  // experts in 4-bit blocks; what else a method may leave is missed by name
+  }
   const std::string method = quantization->is_object() && quantization->contains("quant_method")
                                  ? DumpJson((*quantization)["quant_method"])
                                  : "unknown";
@@ -311,6 +394,13 @@ Result<std::unique_ptr<ModelFiles>> OpenFolderModel(const std::string& path) {
     PENSTOCK_TRY_ASSIGN(generation, ReadConfigFile(generation_path));
   }
   PENSTOCK_TRY_ASSIGN(FolderIndex index, FolderIndex::Open(path));
+  const auto vision =
+      std::count_if(index.tensors().begin(), index.tensors().end(), [](const StoredTensor& tensor) {
+        return tensor.name.starts_with("vision_tower.") || tensor.name.starts_with("mm_projector.");
+      });
+  if (vision > 0) {
+    LogNote("{}: {} tensors of a vision tower are skipped: the text model runs", path, vision);
+  }
   return std::unique_ptr<ModelFiles>(std::make_unique<FolderModel>(
       path, std::move(index), std::move(config), std::move(generation)));
 }

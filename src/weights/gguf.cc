@@ -364,7 +364,7 @@ Result<GgufHeader> ParseGguf(std::span<const std::byte> bytes, const std::string
 }
 
 std::string_view LoadableGgufTypes() {
-  return "F32, F16, BF16, F64, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K";
+  return "F32, F16, BF16, F64, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, MXFP4";
 }
 
 }  // namespace penstock::weights

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "weights/gguf_config_latent.h"
+
 namespace penstock::weights {
 namespace {
 
@@ -22,6 +24,9 @@ constexpr std::array kArchitectures = {
     GgufArchitecture{.name = "qwen3"},
     GgufArchitecture{.name = "qwen3moe"},
     GgufArchitecture{.name = "phi3"},
+    GgufArchitecture{.name = "deepseek2"},
+    GgufArchitecture{.name = "kimi-linear"},
+    GgufArchitecture{.name = "kimi-k3"},
     GgufArchitecture{.name = "gemma2", .norms_plus_one = true, .sandwich_norms = true},
     GgufArchitecture{.name = "gemma3", .norms_plus_one = true, .sandwich_norms = true},
 };
@@ -46,6 +51,11 @@ class Translator {
 
   Result<Json> Translate() {
     PENSTOCK_TRY(Sizes());
+    if (IsLatentArchitecture(architecture_)) {
+      PENSTOCK_TRY(TranslateLatentConfig(set_, architecture_, config_));
+      PENSTOCK_TRY(TokenIds());
+      return std::move(config_);
+    }
     PENSTOCK_TRY(Heads());
     PENSTOCK_TRY(Family());
     PENSTOCK_TRY(Rope());

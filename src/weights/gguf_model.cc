@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "weights/dequantize.h"
+#include "weights/derived_source.h"
 #include "weights/gguf_config.h"
 #include "weights/gguf_names.h"
 #include "weights/matrix_slice.h"
@@ -32,11 +33,24 @@ class GgufModel final : public ModelFiles {
 
   int64_t file_bytes() const override { return set_.file_bytes(); }
 
-  bool Has(std::string_view name) const override { return Locate(name).tensor != nullptr; }
+  bool Has(std::string_view name) const override {
+    if (Locate(name).tensor != nullptr) {
+      return true;
+    }
+    const std::vector<GgufPlace> places = GgufPlaces(name, false);
+    if (!name.ends_with("self_attn.kv_b_proj.weight") || places.empty()) {
+      return false;
+    }
+    std::string keys = places.front().name;
+    return set_.Has(keys.replace(keys.find("attn_kv_b"), 9, "attn_k_b"));
+  }
 
   Result<std::unique_ptr<MatrixSource>> Source(std::string_view name,
                                                std::span<const int64_t> shape) const override {
     const Located located = Locate(name);
+    if (located.tensor == nullptr && name.ends_with("self_attn.kv_b_proj.weight")) {
+      return SplitKeyValue(name, shape);
+    }
     if (located.tensor == nullptr) {
       return MakeError(ErrorCode::kNotFound, "[weights.gguf] {}: no tensor for {} ({}), wanted {}",
                        set_.path(), name,
@@ -61,7 +75,9 @@ class GgufModel final : public ModelFiles {
     slice.minus_one = architecture_->norms_plus_one && place.norm;
     PENSTOCK_TRY_ASSIGN(slice.permuted_head_rows,
                         PermutedHeadRows(place, shape.front(), name, path));
-    return MakeMatrixSource(std::move(slice));
+    std::unique_ptr<MatrixSource> source = MakeMatrixSource(std::move(slice));
+    return name.ends_with(".A_log") ? MakeLogOfNegativeSource(std::move(source))
+                                    : std::move(source);
   }
 
   Result<TokenizerMaterial> Tokenizer() const override {
@@ -89,6 +105,49 @@ class GgufModel final : public ModelFiles {
       }
     }
     return places.empty() ? Located{} : Located{nullptr, places.front()};
+  }
+
+  // All rows of a stored tensor [a, b, columns] as one matrix [a b, columns].
+  Result<std::unique_ptr<MatrixSource>> Flattened(const std::string& stored, int64_t heads,
+                                                  int64_t rows, int64_t columns) const {
+    const StoredTensor* tensor = set_.Find(stored);
+    const std::vector<int64_t> wanted = {heads, rows, columns};
+    if (tensor == nullptr || tensor->shape != wanted) {
+      return MakeError(tensor == nullptr ? ErrorCode::kNotFound : ErrorCode::kCorruptData,
+                       "[weights.gguf] {}: tensor {}: {}, wanted {}", set_.path(), stored,
+                       tensor == nullptr ? "not there" : "got shape " + tensor->ShapeText(),
+                       ShapeText(wanted));
+    }
+    PENSTOCK_TRY(CheckLoadable(*tensor, set_.file(tensor->file)->path()));
+    MatrixSlice slice;
+    slice.name = stored;
+    slice.file = set_.file(tensor->file);
+    slice.type = *tensor->type;
+    slice.rows = heads * rows;
+    slice.columns = columns;
+    slice.offset = tensor->offset;
+    return MakeMatrixSource(std::move(slice));
+  }
+
+  // kv_b_proj in two tensors, keys transposed, as files for absorbed attention keep it.
+  Result<std::unique_ptr<MatrixSource>> SplitKeyValue(std::string_view name,
+                                                      std::span<const int64_t> shape) const {
+    const auto heads = config_["num_attention_heads"].get<int64_t>();
+    const auto nope = config_["qk_nope_head_dim"].get<int64_t>();
+    const auto value = config_["v_head_dim"].get<int64_t>();
+    if (shape.size() != 2 || shape[0] != heads * (nope + value)) {
+      return MakeError(ErrorCode::kCorruptData, "[weights.gguf] {}: {}: wanted {}", set_.path(),
+                       name, ShapeText(shape));
+    }
+    std::string stored = GgufPlaces(name, false).front().name;  // blk.3.attn_kv_b.weight
+    const size_t at = stored.find("attn_kv_b");
+    std::string keys = stored;
+    keys.replace(at, 9, "attn_k_b");
+    stored.replace(at, 9, "attn_v_b");
+    PENSTOCK_TRY_ASSIGN(auto key_rows, Flattened(keys, heads, shape[1], nope));
+    PENSTOCK_TRY_ASSIGN(auto value_rows, Flattened(stored, heads, value, shape[1]));
+    return MakeSplitKeyValueSource(std::string(name), heads, std::move(key_rows),
+                                   std::move(value_rows));
   }
 
   // Rows of a head where they are permuted, else 0.

@@ -18,6 +18,15 @@ constexpr Pair kModel[] = {
     {"model.embed_tokens", "token_embd"},
     {"model.norm", "output_norm"},
     {"lm_head", "output"},
+    {"model.output_attn_res_proj", "output_res_score"},
+};
+
+// Within "model.layers.N." and "blk.N.", with all of their names.
+constexpr Pair kLayerWhole[] = {
+    {"self_attn.A_log", "ssm_a"},
+    {"self_attn.dt_bias", "ssm_dt.bias"},
+    {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias"},
+    {"block_sparse_moe.gate.e_score_correction_bias", "exp_probs_b.bias"},
 };
 
 // Within "model.layers.N." and "blk.N.".
@@ -38,6 +47,33 @@ constexpr Pair kLayer[] = {
     {"mlp.gate_up_proj", "ffn_up"},
     {"block_sparse_moe.gate", "ffn_gate_inp"},
     {"mlp.gate", "ffn_gate_inp"},
+    // Latent and delta attention, experts behind a latent, reads over depth.
+    {"self_attn.q_a_proj", "attn_q_a"},
+    {"self_attn.q_a_layernorm", "attn_q_a_norm"},
+    {"self_attn.q_b_proj", "attn_q_b"},
+    {"self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"},
+    {"self_attn.kv_a_layernorm", "attn_kv_a_norm"},
+    {"self_attn.kv_b_proj", "attn_kv_b"},
+    {"self_attn.q_conv1d", "ssm_conv1d_q"},
+    {"self_attn.k_conv1d", "ssm_conv1d_k"},
+    {"self_attn.v_conv1d", "ssm_conv1d_v"},
+    {"self_attn.f_a_proj", "ssm_f_a"},
+    {"self_attn.f_b_proj", "ssm_f_b"},
+    {"self_attn.b_proj", "ssm_beta"},
+    {"self_attn.g_a_proj", "ssm_g_a"},
+    {"self_attn.g_b_proj", "ssm_g_b"},
+    {"self_attn.o_norm", "ssm_norm"},
+    {"mlp.shared_experts.gate_proj", "ffn_gate_shexp"},
+    {"mlp.shared_experts.up_proj", "ffn_up_shexp"},
+    {"mlp.shared_experts.down_proj", "ffn_down_shexp"},
+    {"block_sparse_moe.shared_experts.gate_proj", "ffn_gate_shexp"},
+    {"block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"},
+    {"block_sparse_moe.shared_experts.down_proj", "ffn_down_shexp"},
+    {"block_sparse_moe.routed_expert_down_proj", "ffn_routed_down"},
+    {"block_sparse_moe.routed_expert_norm", "ffn_routed_norm"},
+    {"block_sparse_moe.routed_expert_up_proj", "ffn_routed_up"},
+    {"self_attention_res_proj", "attn_res_score"},
+    {"mlp_res_proj", "ffn_res_score"},
 };
 
 std::optional<int64_t> TakeNumber(std::string_view* text) {
@@ -108,6 +144,12 @@ std::vector<GgufPlace> LayerPlaces(int64_t layer, std::string_view rest, std::st
                              sandwich_norms ? "post_attention_norm" : "ffn_norm", suffix);
     return {place};
   }
+  if (rest == "self_attn.g_proj") {  // one name in both kinds of layers
+    GgufPlace delta = place;
+    place.name = fmt::format("blk.{}.attn_gate.{}", layer, suffix);
+    delta.name = fmt::format("blk.{}.ssm_g.{}", layer, suffix);
+    return {place, delta};
+  }
   for (const Pair& pair : kLayer) {
     if (pair.canonical == rest) {
       place.name = fmt::format("blk.{}.{}.{}", layer, pair.stored, suffix);
@@ -120,6 +162,17 @@ std::vector<GgufPlace> LayerPlaces(int64_t layer, std::string_view rest, std::st
 }  // namespace
 
 std::vector<GgufPlace> GgufPlaces(std::string_view canonical, bool sandwich_norms) {
+  std::string_view whole = canonical;
+  if (TakePrefix("model.layers.", &whole)) {
+    const auto layer = TakeNumber(&whole);
+    if (layer.has_value() && TakePrefix(".", &whole)) {
+      for (const Pair& pair : kLayerWhole) {
+        if (whole == pair.canonical) {
+          return {{.name = fmt::format("blk.{}.{}", *layer, pair.stored)}};
+        }
+      }
+    }
+  }
   const size_t dot = canonical.rfind('.');
   if (dot == std::string_view::npos) {
     return {};

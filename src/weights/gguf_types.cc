@@ -25,7 +25,7 @@ constexpr std::array kTypes = {
     GgmlType{26, "I32", 1, 4, DType::kI32},       GgmlType{27, "I64", 1, 8, DType::kI64},
     GgmlType{28, "F64", 1, 8, DType::kF64},       GgmlType{29, "IQ1_M", 256, 56, kNone},
     GgmlType{30, "BF16", 1, 2, DType::kBF16},     GgmlType{34, "TQ1_0", 256, 54, kNone},
-    GgmlType{35, "TQ2_0", 256, 66, kNone},        GgmlType{39, "MXFP4", 32, 17, kNone},
+    GgmlType{35, "TQ2_0", 256, 66, kNone},        GgmlType{39, "MXFP4", 32, 17, DType::kMXFP4},
     GgmlType{40, "NVFP4", 64, 36, kNone},         GgmlType{41, "Q1_0", 128, 18, kNone},
 };
 

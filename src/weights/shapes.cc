@@ -1,6 +1,7 @@
 #include "weights/shapes.h"
 
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "base/check.h"
@@ -8,6 +9,14 @@
 
 namespace penstock::weights {
 namespace {
+
+// Of a vector's shape: a single row or column is the vector, whichever dimensions of 1 surround it.
+std::vector<int64_t> WithoutOnes(std::span<const int64_t> shape) {
+  std::vector<int64_t> rest;
+  std::copy_if(shape.begin(), shape.end(), std::back_inserter(rest),
+               [](int64_t n) { return n != 1; });
+  return rest;
+}
 
 std::span<const int64_t> WithoutLeadingOnes(std::span<const int64_t> shape) {
   while (shape.size() > 1 && shape.front() == 1) {
@@ -20,7 +29,7 @@ std::span<const int64_t> WithoutLeadingOnes(std::span<const int64_t> shape) {
 
 Result<Rows> RowsOf(const StoredTensor& tensor, const std::string& path, std::string_view name,
                     std::span<const int64_t> shape, const TensorPart& part) {
-  PENSTOCK_CHECK(shape.size() == 1 || shape.size() == 2, "a vector or a matrix");
+  PENSTOCK_CHECK(!shape.empty() && shape.size() <= 4, "a vector or a matrix");
   // What the stored tensor would have to look like.
   std::vector<int64_t> wanted(shape.begin(), shape.end());
   wanted.front() *= part.parts;
@@ -32,7 +41,9 @@ Result<Rows> RowsOf(const StoredTensor& tensor, const std::string& path, std::st
   }
   const auto stored = WithoutLeadingOnes(got);
   const auto asked = WithoutLeadingOnes(wanted);
-  if (!fits || !std::equal(stored.begin(), stored.end(), asked.begin(), asked.end())) {
+  const bool equal = std::equal(stored.begin(), stored.end(), asked.begin(), asked.end()) ||
+                     (shape.size() == 1 && WithoutOnes(stored) == WithoutOnes(asked));
+  if (!fits || !equal) {
     const std::string which =
         name == tensor.name ? "" : fmt::format(" (stored as {})", tensor.name);
     const std::string what =
@@ -44,7 +55,9 @@ Result<Rows> RowsOf(const StoredTensor& tensor, const std::string& path, std::st
   }
   Rows rows;
   rows.columns = shape.back();
-  rows.count = shape.size() == 1 ? 1 : shape.front();
+  for (const int64_t n : shape.first(shape.size() - 1)) {
+    rows.count *= n;
+  }
   rows.begin = (sliced ? part.slice * rows.count * part.parts : 0) + part.part * rows.count;
   return rows;
 }

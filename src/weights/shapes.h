@@ -22,11 +22,12 @@ struct TensorPart {
 
 struct Rows {
   int64_t begin = 0;  // rows before it in the stored tensor
-  int64_t count = 0;
+  int64_t count = 1;
   int64_t columns = 0;
 };
 
-// `shape` is [n] (one row) or [outputs, inputs]. Dimensions of 1 in front make no difference.
+// `shape` is [n] (one row), [outputs, inputs], or one of up to four dimensions whose last one is a
+// row. Dimensions of 1 in front make no difference; around a vector, none does.
 // Errors: kCorruptData naming the canonical name, the stored tensor, its file, got and wanted.
 Result<Rows> RowsOf(const StoredTensor& tensor, const std::string& path, std::string_view name,
                     std::span<const int64_t> shape, const TensorPart& part);

@@ -165,6 +165,10 @@ void CpuDevice::Gated(Activation activation, Tensor gate, Tensor up, Tensor out)
   OverRows(out, 4, [&](RowRange range) { GatedRows(activation, gate, up, out, range); });
 }
 
+void CpuDevice::Situ(const SituParams& params, Tensor gate, Tensor up, Tensor out) {
+  OverRows(out, 8, [&](RowRange range) { SituRows(params, gate, up, out, range); });
+}
+
 void CpuDevice::Act(Activation activation, Tensor x, Tensor out) {
   OverRows(out, 4, [&](RowRange range) { ActRows(activation, x, out, range); });
 }

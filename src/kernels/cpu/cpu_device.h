@@ -38,6 +38,7 @@ class CpuDevice final : public Device {
   void Rope(Tensor x, const RopeParams& params, std::span<const SequenceRows> sequences,
             Tensor out) override;
   void Gated(Activation activation, Tensor gate, Tensor up, Tensor out) override;
+  void Situ(const SituParams& params, Tensor gate, Tensor up, Tensor out) override;
   void Act(Activation activation, Tensor x, Tensor out) override;
   void Add(Tensor a, Tensor b, Tensor out) override;
   void Scale(Tensor x, float factor, Tensor out) override;
@@ -65,6 +66,19 @@ class CpuDevice final : public Device {
   void LatentAttention(LatentCache& cache, const LatentAttentionParams& params,
                        std::span<const SequenceRows> sequences, Tensor q, Tensor latent, Tensor key,
                        Tensor out, Tensor workspace) override;
+
+  Result<std::unique_ptr<SlotCache>> CreateSlots(int64_t slots, int64_t slot_bytes,
+                                                 MemoryAccount& account) override;
+  int64_t SlotCacheBytes(int64_t slots, int64_t slot_bytes) const override;
+  int64_t ShortConvSlotBytes(int64_t width, int64_t taps) const override;
+  void ShortConv(SlotCache& cache, const ShortConvParams& params,
+                 std::span<const SequenceRows> sequences, std::span<const Tensor> x,
+                 std::span<const Tensor> out) override;
+  int64_t DeltaSlotBytes(int64_t heads, int64_t dim) const override;
+  int64_t DeltaWorkspaceBytes(const DeltaParams& params) const override;
+  void DeltaAttention(SlotCache& cache, const DeltaParams& params,
+                      std::span<const SequenceRows> sequences, Tensor q, Tensor k, Tensor v,
+                      Tensor f, Tensor b, Tensor out, Tensor workspace) override;
 
   int64_t MoeWorkspaceBytes(int64_t experts, int64_t chosen, int64_t width, int64_t ffn,
                             WeightType type, int64_t rows) const override;

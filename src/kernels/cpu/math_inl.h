@@ -116,6 +116,8 @@ HWY_INLINE VF Activate(DF d, Activation activation, VF x) {
     }
     case Activation::kSigmoid:
       return Sigmoid(d, x);
+    case Activation::kSitu:
+      break;  // a gated unit
   }
   return x;
 }

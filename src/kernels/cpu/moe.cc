@@ -123,7 +123,12 @@ void CpuDevice::Moe(const MoeParams& params, Tensor x, Tensor out, Tensor worksp
     const Tensor scratch(base + at.linear, DType::kU8, 1, at.linear_bytes);
     GatherRows(x, {row_list, static_cast<size_t>(count)}, gathered);
     Linear(*params.gate_up[index], gathered, {}, both, scratch);
-    Gated(params.activation, both.Columns(0, ffn), both.Columns(ffn, ffn), both.Columns(0, ffn));
+    const Tensor gate = both.Columns(0, ffn);
+    if (params.activation == Activation::kSitu) {
+      Situ(params.situ, gate, both.Columns(ffn, ffn), gate);
+    } else {
+      Gated(params.activation, gate, both.Columns(ffn, ffn), gate);
+    }
     Linear(*params.down[index], both.Columns(0, ffn), {}, down, scratch);
     OverRows(down, 1,
              [&](RowRange range) { AddScaledRows(down, row_list, row_weight, out, range); });

@@ -97,6 +97,8 @@ HWY_INLINE ValueAndSlope ActivateBoth(DF d, Activation activation, VF x) {
       const VF s = Sigmoid(d, x);
       return {s, hn::Mul(s, hn::Sub(one, s))};
     }
+    case Activation::kSitu:
+      break;  // a gated unit with a function of its own
   }
   return {x, one};
 }
@@ -153,6 +155,8 @@ void GatedBackAny(Activation activation, Tensor gate, Tensor up, Tensor dy, bool
       return run(GatedBack<Activation::kReluSquared>);
     case Activation::kSigmoid:
       return run(GatedBack<Activation::kSigmoid>);
+    case Activation::kSitu:
+      PENSTOCK_CHECK(false, "situ has parameters; call SituBackward");
   }
 }
 
@@ -171,6 +175,8 @@ void ActBackAny(Activation activation, Tensor x, Tensor dy, bool accumulate, Ten
       return ActBack<Activation::kReluSquared>(x, dy, accumulate, dx, rows);
     case Activation::kSigmoid:
       return ActBack<Activation::kSigmoid>(x, dy, accumulate, dx, rows);
+    case Activation::kSitu:
+      break;
   }
 }
 

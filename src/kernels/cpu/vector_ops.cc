@@ -54,6 +54,21 @@ struct ActOp {
   HWY_INLINE VF operator()(DF d, VF x, VF /*same*/) const { return Activate(d, kActivation, x); }
 };
 
+struct SituOp {
+  float beta;
+  float linear_beta;
+
+  HWY_INLINE VF operator()(DF d, VF gate, VF up) const {
+    const VF b = hn::Set(d, beta);
+    const VF left = hn::Mul(hn::Mul(b, hn::Tanh(d, hn::Div(gate, b))), Sigmoid(d, gate));
+    if (linear_beta > 0) {
+      const VF l = hn::Set(d, linear_beta);
+      return hn::Mul(left, hn::Mul(l, hn::Tanh(d, hn::Div(up, l))));
+    }
+    return hn::Mul(left, up);
+  }
+};
+
 struct AddOp {
   HWY_INLINE VF operator()(DF /*d*/, VF a, VF b) const { return hn::Add(a, b); }
 };
@@ -96,11 +111,17 @@ void MapActivation(Activation activation, Tensor a, Tensor b, Tensor out, RowRan
       return Map(Op<Activation::kReluSquared>(), a, b, out, rows);
     case Activation::kSigmoid:
       return Map(Op<Activation::kSigmoid>(), a, b, out, rows);
+    case Activation::kSitu:
+      PENSTOCK_CHECK(false, "situ has parameters; call Situ");
   }
 }
 
 void Gated(Activation activation, Tensor gate, Tensor up, Tensor out, RowRange rows) {
   MapActivation<GatedOp>(activation, gate, up, out, rows);
+}
+
+void Situ(const SituParams& params, Tensor gate, Tensor up, Tensor out, RowRange rows) {
+  Map(SituOp{params.beta, params.linear_beta}, gate, up, out, rows);
 }
 
 void Act(Activation activation, Tensor x, Tensor out, RowRange rows) {
@@ -453,6 +474,7 @@ namespace penstock::kernels {
 HWY_EXPORT(RmsNorm);
 HWY_EXPORT(Gated);
 HWY_EXPORT(Act);
+HWY_EXPORT(Situ);
 HWY_EXPORT(Add);
 HWY_EXPORT(Scale);
 HWY_EXPORT(SoftCap);
@@ -472,6 +494,10 @@ void RmsNormRows(Tensor x, const float* weight, float epsilon, bool add_one, int
 
 void GatedRows(Activation activation, Tensor gate, Tensor up, Tensor out, RowRange rows) {
   HWY_DYNAMIC_DISPATCH(Gated)(activation, gate, up, out, rows);
+}
+
+void SituRows(const SituParams& params, Tensor gate, Tensor up, Tensor out, RowRange rows) {
+  HWY_DYNAMIC_DISPATCH(Situ)(params, gate, up, out, rows);
 }
 
 void ActRows(Activation activation, Tensor x, Tensor out, RowRange rows) {

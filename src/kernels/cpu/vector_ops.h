@@ -22,6 +22,7 @@ struct RowRange {
 void RmsNormRows(Tensor x, const float* weight, float epsilon, bool add_one, int64_t group,
                  Tensor out, RowRange rows);
 void GatedRows(Activation activation, Tensor gate, Tensor up, Tensor out, RowRange rows);
+void SituRows(const SituParams& params, Tensor gate, Tensor up, Tensor out, RowRange rows);
 void ActRows(Activation activation, Tensor x, Tensor out, RowRange rows);
 void AddRows(Tensor a, Tensor b, Tensor out, RowRange rows);
 void ScaleRows(Tensor x, float factor, Tensor out, RowRange rows);

@@ -49,6 +49,8 @@ T Activate(Activation activation, const T& x) {
       return RealPart(x) > 0 ? x * x : Number<T>(0);
     case Activation::kSigmoid:
       return Sigmoid(x);
+    case Activation::kSitu:
+      break;  // a gated unit
   }
   return x;
 }
@@ -60,6 +62,13 @@ void Gated(Activation activation, std::span<const T> gate, std::span<const T> up
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = Activate(activation, gate[i]) * up[i];
   }
+}
+
+template <class T>
+T Situ(double beta, double linear_beta, const T& gate, const T& up) {
+  const T left = Number<T>(beta) * std::tanh(gate / Number<T>(beta)) * Sigmoid(gate);
+  return linear_beta > 0 ? left * Number<T>(linear_beta) * std::tanh(up / Number<T>(linear_beta))
+                         : left * up;
 }
 
 // out[i] = cap * tanh(x[i] / cap)
@@ -97,6 +106,8 @@ T ActivateSlope(Activation activation, const T& x) {
       return RealPart(x) > 0 ? Number<T>(2) * x : Number<T>(0);
     case Activation::kSigmoid:
       return Sigmoid(x) * (one - Sigmoid(x));
+    case Activation::kSitu:
+      break;  // a gated unit
   }
   return one;
 }

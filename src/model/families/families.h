@@ -18,14 +18,14 @@ Result<Model> BuildQwen(const JsonReader& config, std::string_view model_type);
 Result<Model> BuildQwen3Moe(const JsonReader& config, std::string_view model_type);
 Result<Model> BuildMixtral(const JsonReader& config, std::string_view model_type);
 Result<Model> BuildPhi3(const JsonReader& config, std::string_view model_type);
+Result<Model> BuildDeepseek(const JsonReader& config, std::string_view model_type);
+Result<Model> BuildKimi(const JsonReader& config, std::string_view model_type);
 Result<Model> BuildGemma(const JsonReader& config, std::string_view model_type);
 
 // Counted, not run: their graphs hold CountedOp.
-Result<Model> BuildDeepseek(const JsonReader& config, std::string_view model_type);
 Result<Model> BuildGpt2(const JsonReader& config, std::string_view model_type);
 Result<Model> BuildGptOss(const JsonReader& config, std::string_view model_type);
 Result<Model> BuildGrok(const JsonReader& config, std::string_view model_type);
-Result<Model> BuildKimi(const JsonReader& config, std::string_view model_type);
 Result<Model> BuildNemotron(const JsonReader& config, std::string_view model_type);
 Result<Model> BuildPalm(const JsonReader& config, std::string_view model_type);
 

@@ -1,0 +1,47 @@
+// Kimi delta attention of the CPU device, in chunks of 16 positions that begin at multiples of 16.
+//
+// A slot holds, per head, the state S [dim keys, dim values] as it was at the beginning of the
+// present chunk, and for the positions of the chunk that have passed: the normalized key k, the
+// update u and the running sum G of the decay since the chunk's beginning. With E_ij = exp(G_i -
+// G_j) per key column (the difference is formed first, so that nothing overflows at any decay):
+//   u_i = beta_i (v_i - (k_i exp G_i)^T S - sum over j < i of (sum_c k_ic k_jc E_ijc) u_j)
+//   o_i = (q_i exp G_i)^T S + sum over j <= i of (sum_c q_ic k_jc E_ijc) u_j
+// and after the chunk's last position S = diag(exp G) S + sum over j of (k_j exp(G - G_j)) u_j^T.
+// (Yang et al., Gated Delta Networks, arXiv 2412.06464; Kimi Linear, arXiv 2510.26692. The
+// triangular system is solved by substitution.)
+//
+// Bits. What a position computes has one order of sums and depends on positions only, so one row at
+// a time (decoding) and many (prefill) give the same. Decoding reads S once per token and writes it
+// once per chunk.
+
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/device.h"
+
+namespace penstock::kernels {
+
+inline constexpr int64_t kDeltaChunk = 16;
+
+// Floats of one head in a slot: S, then k, u, G of a chunk.
+inline int64_t DeltaHeadFloats(int64_t dim) {
+  const int64_t padded = (dim + 15) / 16 * 16;
+  return padded * (dim + 3 * kDeltaChunk);
+}
+
+// Scratch floats of one thread.
+int64_t DeltaScratchFloats(int64_t dim);
+
+// One head of the rows of one sequence.
+struct DeltaHead {
+  const DeltaParams* params = nullptr;
+  int64_t head = 0;
+  const SequenceRows* sequence = nullptr;
+  float* state = nullptr;  // DeltaHeadFloats(dim)
+};
+
+void RunDeltaHead(const DeltaHead& head, Tensor q, Tensor k, Tensor v, Tensor f, Tensor b,
+                  Tensor out, float* scratch);
+
+}  // namespace penstock::kernels

@@ -1,0 +1,337 @@
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/delta_attention.h"
+#include "kernels/cpu/gemm.h"
+
+// One copy of this file per instruction set.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/delta_kernel.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.
+#include <hwy/contrib/math/math-inl.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+
+namespace penstock::kernels {
+namespace HWY_NAMESPACE {
+
+#include "kernels/cpu/math_inl.h"
+
+// With 512 bits there are registers for more rows at a time.
+inline constexpr int kPairRows = HWY_TARGET == HWY_AVX3 ? 2 : 1;
+inline constexpr int kVectors = HWY_TARGET == HWY_AVX3 ? 4 : 4;
+
+// The working set of one head and chunk. Rows are `padded` floats, the rest of a row is zero.
+struct Work {
+  int64_t dim;
+  int64_t padded;
+  float* state;      // [dim, padded]
+  float* keys;       // [chunk, padded]
+  float* updates;    // [chunk, padded]
+  float* decays;     // [chunk, padded]: running sums
+  float* queries;    // [chunk, padded], of this call's rows
+  float* k_decayed;  // [chunk, padded]: k exp G
+  float* q_decayed;  // [chunk, padded]
+  float* k_state;    // [chunk, padded]: products of these with the state
+  float* q_state;    // [chunk, padded]
+  float* row;        // [padded]
+};
+
+HWY_INLINE VF LoadFirst(DF d, const float* p, int64_t n) {
+  return hn::MaskedLoad(hn::FirstN(d, static_cast<size_t>(n)), d, p);
+}
+
+// to[0, padded) = x / sqrt(sum x^2 + 1e-6) * factor
+HWY_INLINE void Normalize(const Work& w, const float* x, float factor, float* to) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  VF sum = hn::Zero(d);
+  for (int64_t c = 0; c < w.padded; c += lanes) {
+    const VF value = LoadFirst(d, x + c, std::clamp<int64_t>(w.dim - c, 0, lanes));
+    sum = hn::MulAdd(value, value, sum);
+    hn::StoreU(value, d, to + c);
+  }
+  const VF scale = hn::Set(d, factor / std::sqrt(hn::GetLane(hn::SumOfLanes(d, sum)) + 1e-6F));
+  for (int64_t c = 0; c < w.padded; c += lanes) {
+    hn::StoreU(hn::Mul(hn::LoadU(d, to + c), scale), d, to + c);
+  }
+}
+
+// decay = before + g of one row; `before` null: zero.
+HWY_INLINE void AddDecay(const Work& w, const DeltaParams& params, int64_t head, const float* f,
+                         const float* before, float* decay) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const VF a = hn::Set(d, std::exp(params.a_log.Row<float>(0)[static_cast<size_t>(head)]));
+  const float* bias = params.dt_bias.Row<float>(0).data() + head * w.dim;
+  const VF zero = hn::Zero(d);
+  for (int64_t c = 0; c < w.padded; c += lanes) {
+    const int64_t n = std::clamp<int64_t>(w.dim - c, 0, lanes);
+    const VF z = hn::Add(LoadFirst(d, f + c, n), LoadFirst(d, bias + c, n));
+    VF g;
+    if (params.bounded) {
+      g = hn::Mul(hn::Set(d, params.lower_bound), Sigmoid(d, hn::Mul(a, z)));
+    } else {
+      const VF tail = hn::Log1p(d, Exp(d, hn::Neg(hn::Abs(z))));
+      g = hn::Neg(hn::Mul(a, hn::Add(hn::Max(z, zero), tail)));
+    }
+    g = hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(n)), g);
+    const VF sum = before == nullptr ? g : hn::Add(hn::LoadU(d, before + c), g);
+    hn::StoreU(sum, d, decay + c);
+  }
+}
+
+// k_state[r] = k_decayed[r]^T S and q_state[r] likewise for kRows rows, columns [c, c + kVectors
+// vectors), ascending keys.
+template <int kRows>
+HWY_INLINE void StateProducts(const Work& w, int64_t r, int64_t c) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  VF sk[kRows][kVectors];
+  VF sq[kRows][kVectors];
+  PENSTOCK_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    PENSTOCK_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      sk[i][v] = hn::Zero(d);
+      sq[i][v] = hn::Zero(d);
+    }
+  }
+  for (int64_t key = 0; key < w.dim; ++key) {
+    VF s[kVectors];
+    PENSTOCK_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      s[v] = hn::LoadU(d, w.state + key * w.padded + c + v * lanes);
+    }
+    PENSTOCK_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const VF k = hn::Set(d, w.k_decayed[(r + i) * w.padded + key]);
+      const VF q = hn::Set(d, w.q_decayed[(r + i) * w.padded + key]);
+      PENSTOCK_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        sk[i][v] = hn::MulAdd(k, s[v], sk[i][v]);
+        sq[i][v] = hn::MulAdd(q, s[v], sq[i][v]);
+      }
+    }
+  }
+  PENSTOCK_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    PENSTOCK_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      hn::StoreU(sk[i][v], d, w.k_state + (r + i) * w.padded + c + v * lanes);
+      hn::StoreU(sq[i][v], d, w.q_state + (r + i) * w.padded + c + v * lanes);
+    }
+  }
+}
+
+// The same for whatever columns are left, a vector at a time.
+HWY_INLINE void StateProductsTail(const Work& w, int64_t r, int64_t c) {
+  const DF d;
+  VF sk = hn::Zero(d);
+  VF sq = hn::Zero(d);
+  for (int64_t key = 0; key < w.dim; ++key) {
+    const VF s = hn::LoadU(d, w.state + key * w.padded + c);
+    sk = hn::MulAdd(hn::Set(d, w.k_decayed[r * w.padded + key]), s, sk);
+    sq = hn::MulAdd(hn::Set(d, w.q_decayed[r * w.padded + key]), s, sq);
+  }
+  hn::StoreU(sk, d, w.k_state + r * w.padded + c);
+  hn::StoreU(sq, d, w.q_state + r * w.padded + c);
+}
+
+// Rows [begin, end) of the chunk.
+HWY_INLINE void AllStateProducts(const Work& w, int64_t begin, int64_t end) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(DF()));
+  int64_t c = 0;
+  for (; c + kVectors * lanes <= w.padded; c += kVectors * lanes) {
+    int64_t r = begin;
+    for (; r + kPairRows <= end; r += kPairRows) {
+      StateProducts<kPairRows>(w, r, c);
+    }
+    for (; r < end; ++r) {
+      StateProducts<1>(w, r, c);
+    }
+  }
+  for (; c < w.padded; c += lanes) {
+    for (int64_t r = begin; r < end; ++r) {
+      StateProductsTail(w, r, c);
+    }
+  }
+}
+
+struct Pair {
+  float key;    // sum over c of k_ic k_jc exp(G_ic - G_jc)
+  float query;  // sum over c of q_ic k_jc exp(G_ic - G_jc)
+};
+
+HWY_INLINE Pair Products(const Work& w, int64_t i, int64_t j) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  VF sk = hn::Zero(d);
+  VF sq = hn::Zero(d);
+  for (int64_t c = 0; c < w.padded; c += lanes) {
+    VF kj = hn::LoadU(d, w.keys + j * w.padded + c);
+    if (i != j) {
+      kj = hn::Mul(kj, ExpNonPositive(d, hn::Sub(hn::LoadU(d, w.decays + i * w.padded + c),
+                                                 hn::LoadU(d, w.decays + j * w.padded + c))));
+    }
+    sk = hn::MulAdd(hn::LoadU(d, w.keys + i * w.padded + c), kj, sk);
+    sq = hn::MulAdd(hn::LoadU(d, w.queries + i * w.padded + c), kj, sq);
+  }
+  return {hn::GetLane(hn::SumOfLanes(d, sk)), hn::GetLane(hn::SumOfLanes(d, sq))};
+}
+
+// sum[0, padded) += factor * x
+HWY_INLINE void AddScaled(const Work& w, float factor, const float* x, float* sum) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const VF by = hn::Set(d, factor);
+  for (int64_t c = 0; c < w.padded; c += lanes) {
+    hn::StoreU(hn::MulAdd(by, hn::LoadU(d, x + c), hn::LoadU(d, sum + c)), d, sum + c);
+  }
+}
+
+// Update and result of row i, after those before it.
+HWY_INLINE void FinishRow(const Work& w, int64_t i, const float* v, float beta, float* out) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  float* update = w.updates + i * w.padded;
+  float* result = w.row;
+  for (int64_t c = 0; c < w.padded; c += lanes) {
+    const VF value = LoadFirst(d, v + c, std::clamp<int64_t>(w.dim - c, 0, lanes));
+    hn::StoreU(hn::Sub(value, hn::LoadU(d, w.k_state + i * w.padded + c)), d, update + c);
+    hn::StoreU(hn::LoadU(d, w.q_state + i * w.padded + c), d, result + c);
+  }
+  for (int64_t j = 0; j < i; ++j) {
+    const Pair pair = Products(w, i, j);
+    AddScaled(w, -pair.key, w.updates + j * w.padded, update);
+    AddScaled(w, pair.query, w.updates + j * w.padded, result);
+  }
+  const VF scale = hn::Set(d, beta);
+  for (int64_t c = 0; c < w.padded; c += lanes) {
+    hn::StoreU(hn::Mul(hn::LoadU(d, update + c), scale), d, update + c);
+  }
+  AddScaled(w, Products(w, i, i).query, update, result);
+  std::copy_n(result, w.dim, out);
+}
+
+// The state behind a whole chunk.
+HWY_INLINE void Fold(const Work& w) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const float* last = w.decays + (kDeltaChunk - 1) * w.padded;
+  // k_decayed and q_decayed are free now: keys with the decay that is left, and exp(G) itself.
+  float* weights = w.k_decayed;
+  float* keep = w.q_decayed;
+  for (int64_t c = 0; c < w.padded; c += lanes) {
+    const VF end = hn::LoadU(d, last + c);
+    hn::StoreU(ExpNonPositive(d, end), d, keep + c);
+    for (int64_t j = 0; j < kDeltaChunk; ++j) {
+      const VF e = ExpNonPositive(d, hn::Sub(end, hn::LoadU(d, w.decays + j * w.padded + c)));
+      hn::StoreU(hn::Mul(hn::LoadU(d, w.keys + j * w.padded + c), e), d,
+                 weights + j * w.padded + c);
+    }
+  }
+  for (int64_t key = 0; key < w.dim; ++key) {
+    float* row = w.state + key * w.padded;
+    for (int64_t c = 0; c < w.padded; c += lanes) {
+      VF s = hn::Mul(hn::LoadU(d, row + c), hn::Set(d, keep[key]));
+      PENSTOCK_UNROLL
+      for (int64_t j = 0; j < kDeltaChunk; ++j) {
+        s = hn::MulAdd(hn::Set(d, weights[j * w.padded + key]),
+                       hn::LoadU(d, w.updates + j * w.padded + c), s);
+      }
+      hn::StoreU(s, d, row + c);
+    }
+  }
+}
+
+Work MakeWork(const DeltaHead& head, float* scratch) {
+  Work w;
+  w.dim = head.params->dim;
+  w.padded = (w.dim + 15) / 16 * 16;
+  const int64_t rows = kDeltaChunk * w.padded;
+  w.state = head.state;
+  w.keys = w.state + w.dim * w.padded;
+  w.updates = w.keys + rows;
+  w.decays = w.updates + rows;
+  w.queries = scratch;
+  w.k_decayed = scratch + rows;
+  w.q_decayed = scratch + 2 * rows;
+  w.k_state = scratch + 3 * rows;
+  w.q_state = scratch + 4 * rows;
+  w.row = scratch + 5 * rows;
+  return w;
+}
+
+void Head(const DeltaHead& head, Tensor q, Tensor k, Tensor v, Tensor f, Tensor b, Tensor out,
+          float* scratch) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const DeltaParams& params = *head.params;
+  const SequenceRows& sequence = *head.sequence;
+  const Work w = MakeWork(head, scratch);
+  const int64_t column = head.head * w.dim;
+  const auto at = [&](Tensor t, int64_t r) {
+    return t.Row<float>(sequence.first_row + r).data() + column;
+  };
+  if (sequence.first_position == 0) {
+    std::fill_n(w.state, w.dim * w.padded, 0.0F);
+  }
+  const float query_scale = 1.0F / std::sqrt(static_cast<float>(w.dim));
+  int64_t r = 0;
+  while (r < sequence.rows) {
+    const int64_t begin = (sequence.first_position + r) % kDeltaChunk;
+    const int64_t end = std::min(kDeltaChunk, begin + sequence.rows - r);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = r + i - begin;
+      const int64_t place = i * w.padded;
+      Normalize(w, at(q, row), query_scale, w.queries + place);
+      Normalize(w, at(k, row), 1.0F, w.keys + place);
+      AddDecay(w, params, head.head, at(f, row), i == 0 ? nullptr : w.decays + place - w.padded,
+               w.decays + place);
+      for (int64_t c = 0; c < w.padded; c += lanes) {
+        const VF e = ExpNonPositive(d, hn::LoadU(d, w.decays + place + c));
+        hn::StoreU(hn::Mul(hn::LoadU(d, w.keys + place + c), e), d, w.k_decayed + place + c);
+        hn::StoreU(hn::Mul(hn::LoadU(d, w.queries + place + c), e), d, w.q_decayed + place + c);
+      }
+    }
+    AllStateProducts(w, begin, end);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = r + i - begin;
+      const float raw = b.Row<float>(sequence.first_row + row)[static_cast<size_t>(head.head)];
+      const float beta = 1.0F / (1.0F + std::exp(-raw));
+      FinishRow(w, i, at(v, row), beta, at(out, row));
+    }
+    if (end == kDeltaChunk) {
+      Fold(w);
+    }
+    r += end - begin;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace penstock::kernels
+
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+
+namespace penstock::kernels {
+
+HWY_EXPORT(Head);
+
+int64_t DeltaScratchFloats(int64_t dim) {
+  const int64_t padded = (dim + 15) / 16 * 16;
+  return padded * (5 * kDeltaChunk + 1);
+}
+
+void RunDeltaHead(const DeltaHead& head, Tensor q, Tensor k, Tensor v, Tensor f, Tensor b,
+                  Tensor out, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(Head)(head, q, k, v, f, b, out, scratch);
+}
+
+}  // namespace penstock::kernels
+
+#endif  // HWY_ONCE

@@ -1,0 +1,19 @@
+// Keys of a config.json that a family knows, so that one that it doesn't know is refused instead of
+// being ignored: it may change what the model computes.
+
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "base/json.h"
+#include "base/result.h"
+
+namespace penstock::model {
+
+// `known`: keys that the family reads. Keys that never change a forward pass (names, types, tokens,
+// training and caching switches) are known to all. A key with the value null, false, 0 or an empty
+// list counts as absent. Errors: kUnsupported, naming the key.
+Result<> RefuseUnknownKeys(const JsonReader& config, std::span<const std::string_view> known);
+
+}  // namespace penstock::model
