@@ -4,7 +4,7 @@ float64 logits from tools/kimi_reference.py, in the form of tools/make_goldens.p
 
     python3 tools/make_kimi_goldens.py [--out tests/golden/models] [--gradients] [--check] [NAME ...]
 
-Needs torch (CPU), safetensors and numpy from PyPI; no part of any test run. With --check (and
+Needs torch (CPU), safetensors, numpy and gguf from PyPI; no part of any test run. With --check (and
 transformers) the reference itself is compared with transformers' float64 runs of DeepSeek-V3 and
 Kimi Linear.
 """
@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import kimi_gguf  # noqa: E402
 import kimi_reference  # noqa: E402
 
 SEED = 20261130
@@ -42,7 +43,7 @@ MODELS = {
         "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False,
         "rope_theta": 10000.0, "rope_scaling": {
             "type": "yarn", "factor": 10.0, "original_max_position_embeddings": 64,
-            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.8},
+            "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.8, "mscale_all_dim": 0.8},
         "bos_token_id": 0, "eos_token_id": 1, "num_nextn_predict_layers": 1,
     },
     "kimi_linear": {
@@ -266,6 +267,9 @@ def write(folder, model, config, with_gradients):
         files["vision_tower.patch_embed.weight"] = torch.zeros(8, 3, dtype=torch.bfloat16)
         files["mm_projector.0.weight"] = torch.zeros(4, 8, dtype=torch.bfloat16)
     safetensors.torch.save_file(files, folder / "model.safetensors", {"format": "pt"})
+    (folder.parent / "gguf").mkdir(exist_ok=True)
+    kimi_gguf.write(text, {k: v.float().numpy() for k, v in stored.items()},
+                    folder.parent / "gguf" / f"{model}.gguf")
     golden = {"model": model, "generator": "tools/make_kimi_goldens.py",
               "versions": {p: importlib.metadata.version(p) for p in ("torch", "numpy")},
               "prompts": []}

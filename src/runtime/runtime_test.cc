@@ -108,6 +108,21 @@ class Numbers final : public MatrixSource {
   std::vector<float> values_;
 };
 
+TEST(StatePools, StatesOfFixedSizeShareOneSlotPerSequence) {
+  model::Graph graph;
+  for (const auto kind : {model::LayerState::Kind::kLatent, model::LayerState::Kind::kRecurrent,
+                          model::LayerState::Kind::kRecurrent}) {
+    model::LayerState state;
+    state.kind = kind;
+    graph.states.push_back(state);
+  }
+  const StatePools pools = PoolsOf(graph);
+  EXPECT_EQ(pools.windows, (std::vector<int64_t>{0, kSlotPool}));
+  EXPECT_EQ(pools.pool_of, (std::vector<int32_t>{0, 1, 1}));
+  EXPECT_EQ(BlocksPerSequence(kSlotPool, 100000, 512), 1);
+  EXPECT_EQ(BlocksPerSequence(0, 65, 512), 3);
+}
+
 TEST(Q41Source, KeepsEveryValueWithinHalfAStep) {
   std::vector<float> values(64);
   for (size_t i = 0; i < values.size(); ++i) {

@@ -36,6 +36,16 @@ struct Maker {
 
   Made operator()(const model::AttentionOp& p) const { return MakeAttention(op, p, context); }
 
+  Made operator()(const model::LatentAttentionOp& p) const {
+    return MakeLatentAttention(op, p, context);
+  }
+
+  Made operator()(const model::ShortConvOp& p) const { return MakeShortConv(op, p, context); }
+
+  Made operator()(const model::DeltaAttentionOp& p) const {
+    return MakeDeltaAttention(op, p, context);
+  }
+
   Made operator()(const model::GatedOp& p) const { return MakeGated(op, p); }
 
   Made operator()(const model::ActivationOp& p) const { return MakeAct(op, p); }

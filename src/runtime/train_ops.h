@@ -21,6 +21,18 @@ std::unique_ptr<TrainOp> MakeRope(const model::Op& op, const model::RopeOp& para
 std::unique_ptr<TrainOp> MakeAttention(const model::Op& op, const model::AttentionOp& params,
                                        const TrainOpContext& context);
 
+// train_ops_latent.cc; null where the schedule cuts sequences into slices
+std::unique_ptr<TrainOp> MakeLatentAttention(const model::Op& op,
+                                             const model::LatentAttentionOp& params,
+                                             const TrainOpContext& context);
+
+// train_ops_sequence.cc; null likewise
+std::unique_ptr<TrainOp> MakeShortConv(const model::Op& op, const model::ShortConvOp& params,
+                                       const TrainOpContext& context);
+std::unique_ptr<TrainOp> MakeDeltaAttention(const model::Op& op,
+                                            const model::DeltaAttentionOp& params,
+                                            const TrainOpContext& context);
+
 // train_ops_elementwise.cc
 std::unique_ptr<TrainOp> MakeRmsNorm(const model::Op& op, const model::RmsNormOp& params);
 std::unique_ptr<TrainOp> MakeSplit(const model::Op& op, const model::SplitOp& params);

@@ -26,7 +26,7 @@ class RopeTrainOp final : public TrainOp {
     const model::RopeTable& table = params_.table;
     return {params_.heads,       params_.head_dim,          params_.rotary_dim,
             params_.interleaved, table.inverse_frequencies, table.long_inverse_frequencies,
-            table.scale,         table.long_scale};
+            table.scale,         table.long_scale,          params_.offset};
   }
 
   // LongRoPE: sequences beyond the original context turn by other angles.

@@ -148,6 +148,8 @@ class MoeTrainOp final : public TrainOp {
     params_.chosen = params.chosen;
     params_.weight_scale = params.weight_scale;
     params_.activation = ConvertActivation(params.activation);
+    params_.groups = params.groups;
+    params_.chosen_groups = params.chosen_groups;
     traits.inputs = {kReadInBoth};
     traits.weight_reads_gradient = true;
     traits.vectors = {params.router};
@@ -226,6 +228,9 @@ std::unique_ptr<TrainOp> MakeLinear(const model::Op& op, const model::LinearOp& 
 
 std::unique_ptr<TrainOp> MakeMoe(const model::Op& op, const model::MoeOp& params,
                                  const TrainOpContext& context) {
+  if (params.activation == model::Activation::kSitu || op.inputs.size() > 1) {
+    return nullptr;  // experts over a latent, and their activation
+  }
   return std::make_unique<MoeTrainOp>(op, params, context);
 }
 
