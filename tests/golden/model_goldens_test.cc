@@ -72,7 +72,9 @@ class ModelGoldens : public ::testing::TestWithParam<Source> {
     golden_ = std::move(golden.value());
     auto config = ReadJsonFile(GetParam().folder + "/config.json");
     ASSERT_TRUE(config.ok()) << config.error().message;
-    layers_ = config.value()["num_hidden_layers"].get<int>();
+    const Json& all = config.value();
+    layers_ =
+        (all.contains("text_config") ? all["text_config"] : all)["num_hidden_layers"].get<int>();
   }
 
   // The bytes of the file that `penstock logits` writes; empty (and a failure) if it fails.
