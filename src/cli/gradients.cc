@@ -324,14 +324,14 @@ Result<> Gradients(const GradientFlags& flags, comm::Channel* channel, MemoryAcc
                       Prepare(flags, channel == nullptr ? 0 : channel->size()));
   const runtime::GradientJob& job = prepared->job;
   PENSTOCK_TRY_ASSIGN(
-      const std::vector<runtime::RankGradients> ranks,
+      std::vector<runtime::RankGradients> ranks,
       channel == nullptr ? runtime::RunGradientThreads(job) : RunAcross(job, *channel, account));
   if (channel != nullptr && channel->rank() > 0) {
     return {};
   }
   std::map<std::string, std::vector<float>> gradients;
-  for (const runtime::RankGradients& rank : ranks) {
-    gradients.insert(rank.gradients.begin(), rank.gradients.end());
+  for (runtime::RankGradients& rank : ranks) {
+    gradients.merge(rank.gradients);
   }
   PENSTOCK_TRY(WriteGradients(flags.output, *job.graph, *job.files, gradients));
   const double loss = runtime::MeanLoss(job, ranks);
