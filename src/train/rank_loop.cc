@@ -206,6 +206,7 @@ std::vector<double> RankLoop::ReportOf(const runtime::StepResult& result, double
 }
 
 Result<> RankLoop::Step(int64_t step) {
+  step_ = step;
   const StepBatch batch = setup_.dataset->Step(setup_.config.pipeline, step, links_.replica());
   const double begin_s = recorder_.Now();
   runtime::StepResult result;
@@ -367,7 +368,10 @@ Result<> RankLoop::PollCheckpoint(bool wait) {
     }
   }
   links_.set_deadline(deadline);
-  return missing_ == 0 ? Commit() : Result<>();
+  // Weights that the next step cannot be run with are no checkpoint to go on from: its loss, not
+  // finite, ends the run before the folder gets its name.
+  const bool stood = wait || step_ > saving_;
+  return missing_ == 0 && stood ? Commit() : Result<>();
 }
 
 Result<> RankLoop::Commit() {
@@ -432,11 +436,19 @@ Result<std::string> RankLoop::Digest() {
 }
 
 Result<TrainReport> RankLoop::Finish() {
-  PENSTOCK_TRY(PollCheckpoint(true));
   links_.set_deadline(kSlowDeadlineS);
   TrainReport report;
   report.interrupted = stop_;
   PENSTOCK_TRY_ASSIGN(const std::string digest, Digest());
+  // The last line comes before the last checkpoint: a run that is killed between them does both
+  // again, and one that has its checkpoint has its whole log.
+  if (held_line_.has_value()) {
+    held_line_->weights_sha256 = digest;
+    if (events_->on_line) {
+      PENSTOCK_TRY(events_->on_line(*held_line_));
+    }
+  }
+  PENSTOCK_TRY(PollCheckpoint(true));
   figures_.peak = account_.peak();
   figures_.counters = channel_.counters();
   figures_.device = device_->InstructionSet();
@@ -461,12 +473,6 @@ Result<TrainReport> RankLoop::Finish() {
     PENSTOCK_TRY(links_.SendBlob(0, EncodeFigures(figures_)));
     PENSTOCK_TRY(links_.Part());
     return report;
-  }
-  if (held_line_.has_value()) {
-    held_line_->weights_sha256 = digest;
-    if (events_->on_line) {
-      PENSTOCK_TRY(events_->on_line(*held_line_));
-    }
   }
   report.ranks.push_back(std::move(figures_));
   for (int32_t r = 1; r < channel_.size(); ++r) {

@@ -84,6 +84,7 @@ class RankLoop {
   RunStart start_;
   std::deque<DoneStep> done_;          // whose lines are not written
   std::optional<StepLine> held_line_;  // the newest one, until it is known whether it is the last
+  int64_t step_ = 0;                   // that runs, or has run last
   bool stop_ = false;
   std::optional<double> planned_step_s_;
   std::optional<trace::Timeline> planned_;

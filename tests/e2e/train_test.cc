@@ -239,9 +239,10 @@ TEST_F(TrainTest, AFullDiskStopsTheRunAndLeavesTheLastCheckpoint) {
 }
 
 TEST_F(TrainTest, ALossThatIsNotANumberStopsTheRun) {
-  ASSERT_EQ(Train({"train.checkpoint_every=2", "train.steps=2"}).status, 0);
+  ASSERT_EQ(Train({"train.checkpoint_every=1", "train.steps=2"}).status, 0);
+  // Step 3 makes weights that no step can be run with: they must not become the newest checkpoint.
   std::vector<std::string> command =
-      Command({"train.checkpoint_every=2", "train.steps=9", "optimizer.lr=1e18",
+      Command({"train.checkpoint_every=1", "train.steps=9", "optimizer.lr=1e18",
                "optimizer.warmup_steps=0", "pipeline.stages=3"});
   command.insert(command.begin() + 3, "--resume");
   const Finished run = RunCommand(command, "", {"PENSTOCK_CACHE=" + Path("cache")});
@@ -249,6 +250,10 @@ TEST_F(TrainTest, ALossThatIsNotANumberStopsTheRun) {
   EXPECT_NE(run.err.find("step"), std::string::npos) << run.err;
   EXPECT_NE(run.err.find("step-00000002"), std::string::npos) << run.err;
   EXPECT_TRUE(FileExists(Path("run/step-00000002")));
+  EXPECT_FALSE(FileExists(Path("run/step-00000003")));
+  std::vector<std::string> mended = Command({"train.checkpoint_every=1", "train.steps=3"});
+  mended.insert(mended.begin() + 3, "--resume");
+  EXPECT_EQ(Digest(RunCommand(mended, "", {"PENSTOCK_CACHE=" + Path("cache")})).size(), 64U);
 }
 
 TEST_F(TrainTest, AnInterruptedRunWritesACheckpointAndEndsWell) {
@@ -269,7 +274,8 @@ TEST_F(TrainTest, AnInterruptedRunWritesACheckpointAndEndsWell) {
 
 // Kills runs at random moments, as another layout each time, until one gets to the end.
 int KillAndGoOn(const std::function<std::vector<std::string>(int)>& command, int kills,
-                double longest_s, const std::vector<std::string>& environment, Finished& last) {
+                double longest_s, const std::vector<std::string>& environment,
+                const std::function<void()>& start_again, Finished& last) {
   std::mt19937 random(1234);
   int killed = 0;
   for (int attempt = 0; attempt < kills * 4 + 50; ++attempt) {
@@ -282,6 +288,7 @@ int KillAndGoOn(const std::function<std::vector<std::string>(int)>& command, int
       if (killed >= kills || last.status != 0) {
         return killed;
       }
+      start_again();  // it was faster than the kills
       continue;
     }
     run.Signal(SIGKILL);
@@ -309,13 +316,20 @@ void KillTest(const std::string& folder,
     all.insert(all.begin() + 3, "--resume");
     return all;
   };
+  const auto check = [&] {
+    const std::string log = ReadFile(folder + "/log").value();
+    EXPECT_NE(log.find(whole), std::string::npos)
+        << log.substr(log.size() > 600 ? log.size() - 600 : 0);
+  };
+  const auto again = [&] {
+    check();
+    fs::remove_all(folder + "/run");
+  };
   Finished last;
   const int killed =
-      KillAndGoOn(command, kills, 1.5, {"PENSTOCK_CACHE=" + folder + "/cache"}, last);
+      KillAndGoOn(command, kills, 1.5, {"PENSTOCK_CACHE=" + folder + "/cache"}, again, last);
   EXPECT_EQ(last.status, 0) << last.err;
-  const std::string log = ReadFile(folder + "/log").value();
-  EXPECT_NE(log.find(whole), std::string::npos)
-      << log.substr(log.size() > 600 ? log.size() - 600 : 0);
+  check();
   EXPECT_GE(killed, kills);
 }
 
