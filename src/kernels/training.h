@@ -69,6 +69,7 @@ struct TrainMoeParams {
   int64_t chosen = 0;
   float weight_scale = 1.0F;
   Activation activation = Activation::kSilu;
+  SituParams situ;     // for kSitu
   int64_t groups = 1;  // as in MoeParams
   int64_t chosen_groups = 1;
   Tensor router_input;  // what the router reads; empty: x itself

@@ -1,5 +1,6 @@
-// Training of the operations that run along a sequence: short convolutions and delta attention.
-// One thread; an output has one order of reduction. Segments are whole sequences (keys_before 0).
+// Training of the operations that run along a sequence (short convolutions and delta attention),
+// and of the SiTU unit. One thread; an output has one order of reduction. Segments are whole
+// sequences (keys_before 0).
 
 #pragma once
 
@@ -11,6 +12,10 @@
 #include "tensor/tensor.h"
 
 namespace penstock::kernels {
+
+// Gradients of Device::Situ.
+void TrainSituBackward(const SituParams& params, Tensor gate, Tensor up, Tensor dy,
+                       bool accumulate_gate, Tensor dgate, bool accumulate_up, Tensor dup);
 
 // x, out [rows, width]; weight [width x taps] float32, taps adjacent.
 struct ConvShape {

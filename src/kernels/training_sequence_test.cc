@@ -6,6 +6,7 @@
 
 #include <complex>
 
+#include "kernels/ref/activation.h"
 #include "kernels/ref/delta.h"
 #include "kernels/test_support.h"
 
@@ -152,6 +153,35 @@ TEST(TrainConv, ForwardAndGradientsAgreeWithTheTwin) {
   std::vector<float> dw(w.values().size(), 0.0F);
   TrainConvBackwardWeight(shape, {&segment, 1}, x.tensor(), w.values(), dy.tensor(), dw);
   EXPECT_LT(RelativeError(dw, ByComplexStep(cw, dy.values(), f)), 1e-6);
+}
+
+TEST(TrainSitu, GradientsAgreeWithComplexSteps) {
+  for (const float linear_beta : {0.0F, 25.0F}) {
+    for (const float size : {0.5F, 6.0F, 40.0F}) {
+      Filled gate(3, 7, RandomFloats(21, 1)), up(3, 7, RandomFloats(21, 2));
+      Filled dy(3, 7, RandomFloats(21, 3)), dgate(3, 7, 5.0F), dup(3, 7, 2.0F);
+      for (size_t i = 0; i < 21; ++i) {
+        gate.values()[i] *= size;
+        up.values()[i] *= size;
+      }
+      std::vector<Complex> g = Complexes(gate.values());
+      std::vector<Complex> u = Complexes(up.values());
+      const auto f = [&] {
+        std::vector<Complex> y;
+        for (size_t i = 0; i < 21; ++i) {
+          y.push_back(ref::Situ<Complex>(4, static_cast<double>(linear_beta), g[i], u[i]));
+        }
+        return y;
+      };
+      TrainSituBackward({4.0F, linear_beta}, gate.tensor(), up.tensor(), dy.tensor(), false,
+                        dgate.tensor(), true, dup.tensor());
+      for (float& x : dup.values()) {
+        x -= 2.0F;  // what stood there
+      }
+      EXPECT_LT(RelativeError(dgate.values(), ByComplexStep(g, dy.values(), f)), 1e-5) << size;
+      EXPECT_LT(RelativeError(dup.values(), ByComplexStep(u, dy.values(), f)), 1e-5) << size;
+    }
+  }
 }
 
 }  // namespace

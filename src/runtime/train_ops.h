@@ -26,7 +26,8 @@ std::unique_ptr<TrainOp> MakeLatentAttention(const model::Op& op,
                                              const model::LatentAttentionOp& params,
                                              const TrainOpContext& context);
 
-// train_ops_sequence.cc; null likewise
+// train_ops_sequence.cc; the last two give null likewise
+std::unique_ptr<TrainOp> MakeSitu(const model::Op& op, const model::GatedOp& params);
 std::unique_ptr<TrainOp> MakeShortConv(const model::Op& op, const model::ShortConvOp& params,
                                        const TrainOpContext& context);
 std::unique_ptr<TrainOp> MakeDeltaAttention(const model::Op& op,

@@ -258,7 +258,7 @@ std::unique_ptr<TrainOp> MakeSplit(const model::Op& op, const model::SplitOp& pa
 
 std::unique_ptr<TrainOp> MakeGated(const model::Op& op, const model::GatedOp& params) {
   if (params.activation == model::Activation::kSitu) {
-    return nullptr;
+    return MakeSitu(op, params);
   }
   return std::make_unique<GatedTrainOp>(op, params);
 }

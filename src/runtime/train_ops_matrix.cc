@@ -152,6 +152,10 @@ class MoeTrainOp final : public TrainOp {
     params_.chosen_groups = params.chosen_groups;
     traits.inputs = {kReadInBoth};
     traits.weight_reads_gradient = true;
+    params_.situ = {params.beta, params.linear_beta};
+    if (op.inputs.size() > 1) {
+      traits.inputs.push_back(kReadInBoth);  // what the router reads
+    }
     traits.vectors = {params.router};
     traits.gradients = {{params.router}};
     if (params.router_bias.valid()) {
@@ -199,6 +203,13 @@ class MoeTrainOp final : public TrainOp {
 
   kernels::TrainMoeParams Params(const OpFrame& f) const {
     kernels::TrainMoeParams params = params_;
+    if (f.in.size() > 1) {
+      params.router_input = f.in[1];
+      if (f.din.size() > 1) {
+        params.router_input_gradient = f.din[1];
+        params.accumulate_router_input = f.accumulate[1] != 0;
+      }
+    }
     params.router = f.vectors[0];
     params.router_bias = f.vectors.size() > 1 ? f.vectors[1] : Tensor();
     params.gate_up = f.matrices.subspan(0, experts_);
@@ -228,9 +239,6 @@ std::unique_ptr<TrainOp> MakeLinear(const model::Op& op, const model::LinearOp& 
 
 std::unique_ptr<TrainOp> MakeMoe(const model::Op& op, const model::MoeOp& params,
                                  const TrainOpContext& context) {
-  if (params.activation == model::Activation::kSitu || op.inputs.size() > 1) {
-    return nullptr;  // experts over a latent, and their activation
-  }
   return std::make_unique<MoeTrainOp>(op, params, context);
 }
 

@@ -8,6 +8,27 @@
 namespace penstock::runtime {
 namespace {
 
+class SituTrainOp final : public TrainOp {
+ public:
+  SituTrainOp(const model::Op& op, const model::GatedOp& params)
+      : TrainOp(op), situ_{params.beta, params.linear_beta} {
+    traits.inputs = {kReadInI, kReadInI};
+    traits.cheap = true;
+  }
+
+  void Forward(OpFrame& f) const override {
+    f.device.device().Situ(situ_, f.in[0], f.in[1], f.out[0]);
+  }
+
+  void BackwardInput(OpFrame& f) const override {
+    kernels::TrainSituBackward(situ_, f.in[0], f.in[1], f.dout[0], f.accumulate[0] != 0, f.din[0],
+                               f.accumulate[1] != 0, f.din[1]);
+  }
+
+ private:
+  kernels::SituParams situ_;
+};
+
 class ShortConvTrainOp final : public TrainOp {
  public:
   ShortConvTrainOp(const model::Op& op, const model::ShortConvOp& params)
@@ -118,6 +139,10 @@ class DeltaTrainOp final : public TrainOp {
 };
 
 }  // namespace
+
+std::unique_ptr<TrainOp> MakeSitu(const model::Op& op, const model::GatedOp& params) {
+  return std::make_unique<SituTrainOp>(op, params);
+}
 
 std::unique_ptr<TrainOp> MakeShortConv(const model::Op& op, const model::ShortConvOp& params,
                                        const TrainOpContext& context) {

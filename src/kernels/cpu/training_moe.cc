@@ -10,6 +10,7 @@
 #include "kernels/cpu/moe_routing.h"
 #include "kernels/cpu/training_device.h"
 #include "kernels/cpu/training_ops.h"
+#include "kernels/training_sequence.h"
 
 namespace penstock::kernels {
 namespace {
@@ -118,6 +119,15 @@ MoeShape ShapeOf(const TrainMoeParams& params, Tensor x) {
 
 Tensor RouterInput(const TrainMoeParams& params, Tensor x) {
   return params.router_input.empty() ? x : params.router_input;
+}
+
+void ActivateExpert(Device& device, const TrainMoeParams& params, Tensor gate, Tensor up,
+                    Tensor out) {
+  if (params.activation == Activation::kSitu) {
+    device.Situ(params.situ, gate, up, out);
+  } else {
+    device.Gated(params.activation, gate, up, out);
+  }
 }
 
 ProductType TypeOf(const TrainMatrix& matrix) {
@@ -252,7 +262,7 @@ void CpuTraining::MoeForward(const TrainMoeParams& params, Tensor x, Tensor out,
     const Tensor down = FloatsAt(workspace, work.wide2, count, shape.width);
     device_.GatherRows(x, {row_list, static_cast<size_t>(count)}, gathered);
     LinearForward(*params.gate_up[index], gathered, {}, both, product);
-    device_.Gated(params.activation, both.Columns(0, ffn), both.Columns(ffn, ffn), inner);
+    ActivateExpert(device_, params, both.Columns(0, ffn), both.Columns(ffn, ffn), inner);
     LinearForward(*params.down[index], inner, {}, down, product);
     OverRows(down, 1,
              [&](RowRange range) { AddScaledRows(down, row_list, row_weight, out, range); });
@@ -294,7 +304,7 @@ void CpuTraining::MoeBackwardInput(const TrainMoeParams& params, Tensor x, Tenso
     const Tensor up = both.Columns(ffn, ffn);
     device_.GatherRows(dy, {row_list, static_cast<size_t>(count)}, wide);
     LinearBackwardInput(*params.down[index], wide, false, inner_back, product);
-    device_.Gated(params.activation, gate, up, inner);
+    ActivateExpert(device_, params, gate, up, inner);
     // The weight's gradient is dy . down(inner) = (dy down) . inner.
     OverRows(inner, 1, [&](RowRange range) {
       for (int64_t r = range.begin; r < range.end; ++r) {
@@ -303,8 +313,13 @@ void CpuTraining::MoeBackwardInput(const TrainMoeParams& params, Tensor x, Tenso
         ScaleRows(inner_back, row_weight[r], inner_back, {r, r + 1});
       }
     });
-    GatedBackward(params.activation, gate, up, inner_back, false, back.Columns(0, ffn), false,
-                  back.Columns(ffn, ffn));
+    if (params.activation == Activation::kSitu) {
+      TrainSituBackward(params.situ, gate, up, inner_back, false, back.Columns(0, ffn), false,
+                        back.Columns(ffn, ffn));
+    } else {
+      GatedBackward(params.activation, gate, up, inner_back, false, back.Columns(0, ffn), false,
+                    back.Columns(ffn, ffn));
+    }
     LinearBackwardInput(*params.gate_up[index], back, false, wide, product);
     ScatterAddRows(wide, {row_list, static_cast<size_t>(count)}, dx);
     first += count;
@@ -358,7 +373,7 @@ void CpuTraining::MoeBackwardWeight(const TrainMoeParams& params, Tensor x, Tens
     const Tensor inner = FloatsAt(workspace, work.inner, count, ffn);
     device_.GatherRows(x, rows, wide);
     LinearBackwardWeight(type, back, wide, dgate_up[index], product);
-    device_.Gated(params.activation, both.Columns(0, ffn), both.Columns(ffn, ffn), inner);
+    ActivateExpert(device_, params, both.Columns(0, ffn), both.Columns(ffn, ffn), inner);
     device_.GatherRows(dy, rows, wide);
     OverRows(wide, 1, [&](RowRange range) {
       for (int64_t r = range.begin; r < range.end; ++r) {

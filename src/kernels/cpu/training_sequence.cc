@@ -273,6 +273,32 @@ void HeadBack(const HeadRows& h, const DeltaGradients& to, float* scratch) {
 
 }  // namespace
 
+void TrainSituBackward(const SituParams& params, Tensor gate, Tensor up, Tensor dy,
+                       bool accumulate_gate, Tensor dgate, bool accumulate_up, Tensor dup) {
+  for (int64_t r = 0; r < dy.rows(); ++r) {
+    for (size_t c = 0; c < static_cast<size_t>(dy.columns()); ++c) {
+      const float g = gate.Row<float>(r)[c];
+      const float u = up.Row<float>(r)[c];
+      const float d = dy.Row<float>(r)[c];
+      const float t = std::tanh(g / params.beta);
+      const float s = Sigmoid(g);
+      const float left = params.beta * t * s;
+      const float left_slope = (1.0F - t * t) * s + left * (1.0F - s);
+      float right = u;
+      float right_slope = 1.0F;
+      if (params.linear_beta > 0) {
+        const float tu = std::tanh(u / params.linear_beta);
+        right = params.linear_beta * tu;
+        right_slope = 1.0F - tu * tu;
+      }
+      float& to_gate = dgate.Row<float>(r)[c];
+      float& to_up = dup.Row<float>(r)[c];
+      to_gate = (accumulate_gate ? to_gate : 0.0F) + d * left_slope * right;
+      to_up = (accumulate_up ? to_up : 0.0F) + d * left * right_slope;
+    }
+  }
+}
+
 void TrainConvForward(const ConvShape& shape, std::span<const Segment> segments, Tensor x,
                       std::span<const float> weight, Tensor out) {
   for (const Segment& segment : segments) {
