@@ -174,8 +174,10 @@ void Dataset::Append(int64_t sequence, runtime::MicroBatchData& out) const {
   }
 }
 
-StepBatch Dataset::Step(const PipelineSection& pipeline, int64_t step, int64_t replica) const {
+StepBatch Dataset::Step(const PipelineSection& pipeline, int64_t step, int64_t replica,
+                        int32_t shifts) const {
   StepBatch batch;
+  batch.counted_later.resize(static_cast<size_t>(shifts));
   const int64_t all = pipeline.micro_batches * pipeline.replicas;
   const int64_t cursor = (step - 1) * all * pipeline.micro_batch;
   for (int64_t g = 0; g < all; ++g) {
@@ -187,6 +189,10 @@ StepBatch Dataset::Step(const PipelineSection& pipeline, int64_t step, int64_t r
       for (const Part& part : Parts(sequence)) {
         batch.counted += CountedIn(part);
         batch.rows += part.rows;
+        for (int64_t shift = 1; shift <= std::min<int64_t>(shifts, part.rows - 1); ++shift) {
+          batch.counted_later[static_cast<size_t>(shift) - 1] +=
+              CountedIn({part.first + shift, part.rows - shift});
+        }
       }
       if (mine) {
         Append(sequence, data);

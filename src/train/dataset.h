@@ -36,7 +36,8 @@ struct Part {
 struct StepBatch {
   std::vector<runtime::MicroBatchData> micro_batches;  // of one replica
   int64_t counted = 0;                                 // in the whole step, all replicas
-  int64_t rows = 0;                                    // in the whole step
+  std::vector<int64_t> counted_later;  // the same at shifts 1, 2, ... of the targets
+  int64_t rows = 0;                    // in the whole step
 };
 
 // Immutable, thread-safe. Holds views of the corpus, which must outlive it.
@@ -62,7 +63,8 @@ class Dataset {
 
   // Step 1, 2, ...: replica r has micro-batches [r m, (r + 1) m) of the step, each of micro_batch
   // sequences in the order in which they are taken.
-  StepBatch Step(const PipelineSection& pipeline, int64_t step, int64_t replica) const;
+  StepBatch Step(const PipelineSection& pipeline, int64_t step, int64_t replica,
+                 int32_t shifts = 0) const;
 
   // Micro-batches that cover sequences [begin, end) of the training or the validation part once,
   // without shuffling.

@@ -55,7 +55,7 @@ RankLoop::RankLoop(const TrainSetup& setup, comm::Channel& channel, MemoryAccoun
       device_(std::move(device)),
       training_(kernels::CreateCpuTraining(*device_)),
       recorder_(RankId(channel.rank()), SlicesPerStep(setup), origin),
-      links_(channel, setup.ranks(), SumsPerRank(setup), setup.config.pipeline.micro_batches + 8,
+      links_(channel, setup.ranks(), SumsPerRank(setup), setup.report_numbers(),
              setup.options.deadline_s),
       events_(events) {}
 
@@ -99,11 +99,12 @@ Result<> RankLoop::Load(const std::optional<Checkpoint>& checkpoint) {
 }
 
 Result<> RankLoop::Calibrate() {
-  const StepBatch batch =
-      setup_.dataset->Step(setup_.config.pipeline, start_.step + 1, links_.replica());
+  const StepBatch batch = setup_.dataset->Step(setup_.config.pipeline, start_.step + 1,
+                                               links_.replica(), setup_.shifts());
   optimizer_->set_calibrating(true);
   optimizer_->BeginStep(0, false);
-  auto result = rank_->RunStep({0, batch.micro_batches, batch.counted}, optimizer_.get());
+  auto result = rank_->RunStep({0, batch.micro_batches, batch.counted, batch.counted_later},
+                               optimizer_.get());
   optimizer_->set_calibrating(false);
   if (!result.ok()) {
     return result.error();
@@ -202,22 +203,27 @@ std::vector<double> RankLoop::ReportOf(const runtime::StepResult& result, double
   }
   std::vector<double> report = {end_s - begin_s, account.busy_s, result.has_losses ? 1.0 : 0.0};
   report.insert(report.end(), result.losses.begin(), result.losses.end());
+  for (const std::vector<double>& term : result.auxiliary) {
+    report.insert(report.end(), term.begin(), term.end());
+  }
   return report;
 }
 
 Result<> RankLoop::Step(int64_t step) {
   step_ = step;
-  const StepBatch batch = setup_.dataset->Step(setup_.config.pipeline, step, links_.replica());
+  const StepBatch batch =
+      setup_.dataset->Step(setup_.config.pipeline, step, links_.replica(), setup_.shifts());
   const double begin_s = recorder_.Now();
   runtime::StepResult result;
   do {
     optimizer_->BeginStep(step, first() && events_->interrupted && events_->interrupted());
     PENSTOCK_TRY_ASSIGN(
-        result, rank_->RunStep({step, batch.micro_batches, batch.counted}, optimizer_.get()));
+        result, rank_->RunStep({step, batch.micro_batches, batch.counted, batch.counted_later},
+                               optimizer_.get()));
   } while (optimizer_->redo());
   const std::vector<double> report = ReportOf(result, begin_s, recorder_.Now());
   if (first()) {
-    done_.push_back({step, batch.rows, batch.counted, report});
+    done_.push_back({step, batch.rows, batch.counted, batch.counted_later, report});
   } else {
     PENSTOCK_TRY(links_.SendReport(step, report));
   }
@@ -264,8 +270,10 @@ Result<> RankLoop::FinishLine(const StepFacts& facts) {
   const DoneStep done = std::move(done_.front());
   done_.pop_front();
   const auto per_replica = static_cast<size_t>(setup_.config.pipeline.micro_batches);
-  std::vector<double> losses(per_replica * static_cast<size_t>(setup_.replicas()),
-                             std::numeric_limits<double>::quiet_NaN());
+  const size_t terms = setup_.model.graph.losses.size();
+  std::vector<std::vector<double>> losses(
+      terms, std::vector<double>(per_replica * static_cast<size_t>(setup_.replicas()),
+                                 std::numeric_limits<double>::quiet_NaN()));
   double span = 0;
   double longest = 0;
   double busy = 0;
@@ -277,19 +285,19 @@ Result<> RankLoop::FinishLine(const StepFacts& facts) {
     span += report[0];
     longest = std::max(longest, report[0]);
     busy += report[1];
-    for (size_t i = 3; report[2] != 0 && i < report.size() && i - 3 < per_replica; ++i) {
+    for (size_t i = 3; i < report.size() && i - 3 < terms * per_replica; ++i) {
       if (!std::isnan(report[i])) {
-        losses[static_cast<size_t>(r / setup_.ranks()) * per_replica + i - 3] = report[i];
+        losses[(i - 3) / per_replica][static_cast<size_t>(r / setup_.ranks()) * per_replica +
+                                      (i - 3) % per_replica] = report[i];
       }
     }
   }
-  double sum = 0;
-  for (const double loss : losses) {
-    sum += loss;
-  }
+  runtime::StepData data;
+  data.counted = done.counted;
+  data.counted_later = done.counted_later;
   StepLine line;
   line.step = facts.step;
-  line.loss = sum / static_cast<double>(done.counted);
+  line.loss = runtime::StepLoss(setup_.model.graph, data, losses);
   line.grad_norm = facts.norm;
   line.clipped = facts.clipped;
   line.lr = LearningRate(setup_.config.optimizer, setup_.config.train.steps, facts.step);

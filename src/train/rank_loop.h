@@ -46,6 +46,7 @@ class RankLoop {
     int64_t step = 0;
     int64_t rows = 0;
     int64_t counted = 0;
+    std::vector<int64_t> counted_later;
     std::vector<double> own;  // this rank's report
   };
 

@@ -39,6 +39,34 @@ std::map<int32_t, float> NormStarts(const model::Graph& graph) {
   return starts;
 }
 
+// Multi-stream residuals, as published: sublayer i reads stream i mod n, each stream keeps itself
+// and takes the whole output; the part that depends on the streams starts with nothing.
+std::map<int32_t, std::vector<float>> StreamStarts(const model::Graph& graph) {
+  std::map<int32_t, std::vector<float>> starts;
+  int64_t sublayer = 0;
+  for (const model::Op& op : graph.ops) {
+    const auto* weights = std::get_if<model::StreamWeightsOp>(&op.params);
+    if (weights == nullptr) {
+      continue;
+    }
+    const int64_t n = weights->streams;
+    std::vector<float> base;
+    for (int64_t k = 0; k < n; ++k) {
+      base.push_back(k == sublayer % n ? 1.0F : 0.0F);
+      for (int64_t j = 0; j < n; ++j) {
+        base.push_back(j == k ? 1.0F : 0.0F);
+      }
+      base.push_back(1.0F);
+    }
+    starts[weights->base.value()] = std::move(base);
+    if (weights->scale.valid()) {
+      starts[weights->scale.value()] = {0.01F, 0.01F};
+    }
+    ++sublayer;
+  }
+  return starts;
+}
+
 void FillNormal(std::span<float> out, uint64_t key, float deviation) {
   for (size_t i = 0; i < out.size(); i += 4) {
     const auto words =
@@ -85,11 +113,16 @@ std::string OptimizerFile(const TrainSetup& setup, int32_t channel_rank) {
 
 void FillRandom(const TrainSetup& setup, runtime::TrainRank& rank) {
   const auto starts = NormStarts(setup.model.graph);
+  const auto streams = StreamStarts(setup.model.graph);
   const JsonReader config(setup.model_config, setup.model_source);
   const auto given = config.NumberOr("initializer_range", kDefaultRange, 0, 10);
   const auto deviation = static_cast<float>(given.ok() ? given.value() : kDefaultRange);
   for (const runtime::Parameter& parameter : rank.parameters()) {
     const std::span<float> values = Tensor(parameter.master).All<float>();
+    if (const auto stream = streams.find(parameter.id.value()); stream != streams.end()) {
+      std::ranges::copy(stream->second, values.begin());
+      continue;
+    }
     if (setup.model.graph.tensor(parameter.id).role != model::TensorRole::kVector) {
       FillNormal(values, NameKey(setup.config.model.seed, parameter.name), deviation);
       continue;

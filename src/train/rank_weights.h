@@ -11,8 +11,8 @@
 namespace penstock::train {
 
 // Random start: matrices and embeddings normal with the configuration's `initializer_range` (0.02),
-// norms 1 (0 where 1 is added), all other vectors 0. Each element is a function of the seed, the
-// tensor's name and its place.
+// norms 1 (0 where 1 is added), coefficients of residual streams as published, all other vectors 0.
+// Each element is a function of the seed, the tensor's name and its place.
 void FillRandom(const TrainSetup& setup, runtime::TrainRank& rank);
 
 // Masters out of a checkpoint. Errors: those of Checkpoint::Weight.

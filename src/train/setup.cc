@@ -141,7 +141,7 @@ std::vector<std::vector<runtime::MicroBatchShape>> ShapeSets(const TrainSetup& s
 Result<> PlanMemory(TrainSetup& setup, const kernels::TrainingDevice& device) {
   const runtime::TrainSpec spec = setup.Spec(false);
   const int64_t sums = SumsPerRank(setup);
-  const int64_t report = setup.config.pipeline.micro_batches + 8;
+  const int64_t report = setup.report_numbers();
   for (int32_t r = 0; r < setup.channel_ranks(); ++r) {
     MemoryFigures planned;
     for (const auto& shapes : ShapeSets(setup, r / setup.ranks())) {
@@ -240,7 +240,8 @@ Result<> OpenModelOf(const TrainConfig& config, TrainSetup& setup) {
     setup.model_source = config.model.config;
     PENSTOCK_TRY_ASSIGN(setup.model_config, ReadJsonFile(config.model.config));
   }
-  PENSTOCK_TRY_ASSIGN(setup.model, model::BuildModel(setup.model_config, setup.model_source));
+  PENSTOCK_TRY_ASSIGN(setup.model, model::BuildModel(setup.model_config, setup.model_source,
+                                                     model::GraphUse::kTrain));
   if (!config.data.tokenizer.empty()) {
     PENSTOCK_TRY_ASSIGN(setup.material, weights::OpenTokenizer(config.data.tokenizer));
   } else if (setup.files != nullptr) {

@@ -62,6 +62,20 @@ struct TrainSetup {
 
   int32_t ranks() const { return schedule.num_ranks(); }  // of one replica
 
+  // Numbers that a rank reports of a step: three, and a loss per micro-batch and term of the loss.
+  int64_t report_numbers() const {
+    return 3 + config.pipeline.micro_batches * std::ssize(model.graph.losses);
+  }
+
+  // How far the targets of the graph's losses are shifted at most.
+  int32_t shifts() const {
+    int32_t most = 0;
+    for (const model::LossTerm& term : model.graph.losses) {
+      most = std::max(most, term.shift);
+    }
+    return most;
+  }
+
   int32_t replicas() const { return static_cast<int32_t>(config.pipeline.replicas); }
 
   int32_t channel_ranks() const { return ranks() * replicas(); }
