@@ -21,6 +21,7 @@ namespace penstock::comm {
 namespace {
 
 constexpr int kCreditTag = 16384;
+constexpr double kDrainLimit_s = 30;
 
 int MpiTag(const Lane& lane) {
   return static_cast<int>(lane.kind) + 8 * lane.edge;
@@ -91,6 +92,7 @@ class MpiChannel final : public Channel {
         Cancel(slot.request);
       }
     }
+    DrainSends();
     for (OutLane& lane : out_) {
       Cancel(lane.credit_request);
       for (OutLane::Slot& slot : lane.slots) {
@@ -207,6 +209,26 @@ class MpiChannel final : public Channel {
   void Fail(const Error&) override { AbortMpi(3); }
 
  private:
+  // A send that is under way reads its buffer until the receiver has it (a send can't be taken
+  // back), so the buffers must stay until then. The limit is for peers that no longer receive.
+  void DrainSends() {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (finalized != 0 || corrupt_) {
+      return;
+    }
+    Wait(kDrainLimit_s, [&] {
+      for (const OutLane& lane : out_) {
+        for (const OutLane::Slot& slot : lane.slots) {
+          if (slot.request != MPI_REQUEST_NULL) {
+            return false;
+          }
+        }
+      }
+      return true;
+    });
+  }
+
   static void Cancel(MPI_Request& request) {
     int finalized = 0;
     MPI_Finalized(&finalized);

@@ -140,7 +140,7 @@ void ExpectEveryTensorOfTheGraph(const std::string& path) {
   SCOPED_TRACE(path);
   const auto files = MustOpen(path);
   ASSERT_TRUE(files);
-  const auto built = model::BuildModel(files->config(), path);
+  const auto built = model::BuildModel(files->config(), path, model::GraphUse::kTrain);
   ASSERT_TRUE(built.ok()) << built.error().message;
   int64_t bytes = 0;
   for (const model::WeightTensor& tensor : built->graph.tensors) {
