@@ -87,12 +87,12 @@ class MpiChannel final : public Channel {
   }
 
   ~MpiChannel() override {
+    DrainSends();
     for (InLane& lane : in_) {
       for (InLane::Slot& slot : lane.slots) {
         Cancel(slot.request);
       }
     }
-    DrainSends();
     for (OutLane& lane : out_) {
       Cancel(lane.credit_request);
       for (OutLane::Slot& slot : lane.slots) {
