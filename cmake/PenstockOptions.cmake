@@ -68,7 +68,7 @@ if(PENSTOCK_PCH)
   endif()
   file(WRITE ${CMAKE_BINARY_DIR}/pch.cc "")
   add_library(penstock_pch OBJECT ${CMAKE_BINARY_DIR}/pch.cc)
-  target_link_libraries(penstock_pch PRIVATE penstock_options fmt::fmt nlohmann_json::nlohmann_json tl::expected)
-  target_precompile_headers(penstock_pch PRIVATE <fmt/format.h> <nlohmann/json.hpp> <tl/expected.hpp>
+  target_link_libraries(penstock_pch PRIVATE penstock_options fmt::fmt tl::expected)
+  target_precompile_headers(penstock_pch PRIVATE <fmt/format.h> <tl/expected.hpp>
     <algorithm> <functional> <memory> <string> <vector>)
 endif()

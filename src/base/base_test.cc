@@ -69,6 +69,17 @@ TEST(Units, FormatsAndParsesBytes) {
   EXPECT_EQ(FormatCount(-1234567), "-1,234,567");
 }
 
+TEST(Units, FormatsSecondsWithoutEverReadingAThousand) {
+  EXPECT_EQ(FormatSeconds(1.0), "1.00 s");
+  EXPECT_EQ(FormatSeconds(0.99999), "1.00 s");
+  EXPECT_EQ(FormatSeconds(0.9994), "999.4 ms");
+  EXPECT_EQ(FormatSeconds(0.000999999), "1.00 ms");
+  EXPECT_EQ(FormatSeconds(0.00099994), "999.9 us");
+  EXPECT_EQ(FormatSeconds(9.999999e-7), "1.00 us");
+  EXPECT_EQ(FormatSeconds(-0.99999), "-1.00 s");
+  EXPECT_EQ(FormatSeconds(120), "120.0 s");
+}
+
 TEST(Units, FindsTheNearestName) {
   const std::vector<std::string> names = {"warmup_steps", "weight_decay"};
   EXPECT_EQ(NearestName("warmup_step", names), "warmup_steps");

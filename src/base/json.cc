@@ -59,6 +59,124 @@ int Depth(std::string_view text) {
 
 }  // namespace
 
+namespace {
+
+// Collects the strings of one object one level down, skips the rest.
+class StringMapHandler : public nlohmann::json_sax<Json> {
+ public:
+  explicit StringMapHandler(std::string_view key) : wanted_(key) {}
+
+  bool null() override { return Other(); }
+
+  bool boolean(bool) override { return Other(); }
+
+  bool number_integer(number_integer_t) override { return Other(); }
+
+  bool number_unsigned(number_unsigned_t) override { return Other(); }
+
+  bool number_float(number_float_t, const string_t&) override { return Other(); }
+
+  bool binary(binary_t&) override { return Other(); }
+
+  bool string(string_t& value) override {
+    if (!inside_) {
+      return true;
+    }
+    map.emplace_back(key_, std::move(value));
+    return true;
+  }
+
+  bool start_object(std::size_t) override {
+    if (depth_ == 1 && key_ == wanted_ && in_object_) {
+      inside_ = found = true;
+      map.clear();
+    } else if (inside_) {
+      return Other();
+    }
+    in_object_ = depth_ == 0 || in_object_;
+    ++depth_;
+    return true;
+  }
+
+  bool key(string_t& name) override {
+    if (depth_ == 1 || inside_) {
+      key_ = std::move(name);
+    }
+    return true;
+  }
+
+  bool end_object() override { return End(); }
+
+  bool start_array(std::size_t) override {
+    if (inside_) {
+      return Other();
+    }
+    ++depth_;
+    return true;
+  }
+
+  bool end_array() override { return End(); }
+
+  bool parse_error(std::size_t position, const std::string&,
+                   const nlohmann::detail::exception&) override {
+    error_position = position;
+    return false;
+  }
+
+  std::vector<std::pair<std::string, std::string>> map;
+  bool found = false;
+  std::string no_string;           // the member that is none
+  std::size_t error_position = 0;  // from 1 on
+
+ private:
+  bool Other() {
+    if (inside_) {
+      no_string = key_;
+    }
+    return !inside_;
+  }
+
+  bool End() {
+    --depth_;
+    inside_ = false;
+    return true;
+  }
+
+  std::string_view wanted_;
+  std::string key_;
+  int64_t depth_ = 0;
+  bool in_object_ = false;  // the text is an object
+  bool inside_ = false;
+};
+
+}  // namespace
+
+Result<std::vector<std::pair<std::string, std::string>>> ParseStringMap(std::string_view text,
+                                                                        const std::string& source,
+                                                                        std::string_view key) {
+  StringMapHandler handler(key);
+  bool good = false;
+  try {
+    good = Json::sax_parse(text.begin(), text.end(), &handler);
+  } catch (const Json::exception& e) {
+    return MakeError(ErrorCode::kCorruptData, "[base.json] {}: not valid JSON ({})", source,
+                     e.what());
+  }
+  if (!good && handler.no_string.empty() && handler.error_position > 0) {
+    const auto [line, column] = Position(text, handler.error_position - 1);
+    return MakeError(ErrorCode::kCorruptData, "[base.json] {}:{}:{}: not valid JSON", source, line,
+                     column);
+  }
+  if (!good) {
+    return MakeError(ErrorCode::kCorruptData, "[base.json] {}: {}: {} is no string", source, key,
+                     handler.no_string);
+  }
+  if (!handler.found) {
+    return MakeError(ErrorCode::kCorruptData, "[base.json] {}: no object {}", source, key);
+  }
+  return std::move(handler.map);
+}
+
 Result<Json> ParseJson(std::string_view text, const std::string& source) {
   if (Depth(text) > kMaxDepth) {
     return MakeError(ErrorCode::kCorruptData, "[base.json] {}: nested deeper than {} levels",

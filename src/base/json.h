@@ -1,22 +1,20 @@
-// Reading JSON with errors that name the file and the key.
+// Reading and writing JSON, with errors that name the file and the key.
 //
 // Numbers keep their exact text where it matters to nobody; NaN and infinity are refused on reading
-// and never written.
+// and never written. The whole library: in headers, include base/json_reader.h.
 
 #pragma once
 
-#include <cstdint>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "base/json_reader.h"
 #include "base/result.h"
 
 namespace penstock {
-
-using Json = nlohmann::ordered_json;
 
 // Parses `text`; `source` names it in errors (a path). Nesting deeper than 128 is refused.
 // Errors: kCorruptData with line and column.
@@ -25,40 +23,12 @@ Result<Json> ParseJson(std::string_view text, const std::string& source);
 // ReadFile and ParseJson.
 Result<Json> ReadJsonFile(const std::string& path);
 
-// Typed reads of the members of one object. Each error names source, key, what was found and what
-// is legal. A member that is absent or null counts as missing: `Get...` refuses it, `...Or` takes
-// the default. The object must outlive the reader.
-class JsonReader {
- public:
-  // `where` names the object inside its file, for instance "config.json: rope_scaling".
-  JsonReader(const Json& object, std::string where);
-
-  bool Has(std::string_view key) const;
-  bool Contains(std::string_view key) const;     // true for null too
-  const Json* Find(std::string_view key) const;  // null when missing
-
-  Result<int64_t> Int(std::string_view key, int64_t low, int64_t high) const;
-  Result<int64_t> IntOr(std::string_view key, int64_t fallback, int64_t low, int64_t high) const;
-  Result<double> Number(std::string_view key, double low, double high) const;
-  Result<double> NumberOr(std::string_view key, double fallback, double low, double high) const;
-  Result<bool> Bool(std::string_view key) const;
-  Result<bool> BoolOr(std::string_view key, bool fallback) const;
-  Result<std::string> String(std::string_view key) const;
-  Result<std::string> StringOr(std::string_view key, std::string fallback) const;
-  // A number or a list of numbers, as one list. Missing: empty.
-  Result<std::vector<int64_t>> IntsOr(std::string_view key, int64_t low, int64_t high) const;
-  Result<std::vector<double>> NumbersOr(std::string_view key, size_t max_count) const;
-
-  const std::string& where() const { return where_; }
-
-  const Json& object() const { return object_; }
-
- private:
-  Error Wrong(std::string_view key, std::string_view wanted) const;
-
-  const Json& object_;
-  std::string where_;
-};
+// The members of the object `key` of the text's object, all of them strings, in the order of the
+// text; everything else is skipped. Linear, whatever the number of members (a Json object searches
+// through all of them). Errors: kCorruptData: not JSON, no such object, a member that is no string.
+Result<std::vector<std::pair<std::string, std::string>>> ParseStringMap(std::string_view text,
+                                                                        const std::string& source,
+                                                                        std::string_view key);
 
 // Writes without NaN or infinity (null instead), `indent` < 0 for one line. Invalid UTF-8 becomes
 // U+FFFD.

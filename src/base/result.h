@@ -17,15 +17,18 @@ namespace penstock {
 template <class T = void>
 class [[nodiscard]] Result {
  public:
+  // Values and errors convert, so that `return value;` works; the constraint keeps copies out.
+  // NOLINTBEGIN(google-explicit-constructor,bugprone-forwarding-reference-overload)
   template <class U = T>
 
   requires(!std::is_void_v<U> && std::is_constructible_v<T, U&&> &&
            !std::is_same_v<std::remove_cvref_t<U>, Result> &&
            !std::is_same_v<std::remove_cvref_t<U>, Error>) Result(U&& value)
-      : state_(std::forward<U>(value)) {}  // NOLINT(google-explicit-constructor)
+      : state_(std::forward<U>(value)) {}
 
-  Result(Error error)  // NOLINT(google-explicit-constructor)
-      : state_(tl::unexpected<Error>(std::move(error))) {}
+  Result(Error error) : state_(tl::unexpected<Error>(std::move(error))) {}
+
+  // NOLINTEND(google-explicit-constructor,bugprone-forwarding-reference-overload)
 
   Result() requires(std::is_void_v<T>) = default;
 
@@ -98,9 +101,11 @@ Error MakeError(ErrorCode code, fmt::format_string<Args...> format, Args&&... ar
 // PENSTOCK_TRY_ASSIGN(auto file, MappedFile::Open(path));
 #define PENSTOCK_TRY_ASSIGN(lhs, expr) \
   PENSTOCK_TRY_ASSIGN_INNER(PENSTOCK_CONCAT(penstock_result_, __LINE__), lhs, expr)
+// NOLINTBEGIN(bugprone-macro-parentheses): a name and a declaration can't stand in parentheses.
 #define PENSTOCK_TRY_ASSIGN_INNER(name, lhs, expr) \
   auto name = (expr);                              \
   if (!name.ok()) {                                \
     return std::move(name).error();                \
   }                                                \
   lhs = std::move(name).value()
+// NOLINTEND(bugprone-macro-parentheses)

@@ -33,14 +33,16 @@ std::string FormatBytes(double bytes) {
 }
 
 std::string FormatSeconds(double seconds) {
+  // From 999.95 on, the smaller unit would read "1000.0".
+  constexpr double kWhole = 0.99995;
   const double size = std::abs(seconds);
-  if (size >= 1.0 || size == 0.0) {
+  if (size >= kWhole || size == 0.0) {
     return Scaled(seconds, "s");
   }
-  if (size >= 1e-3) {
+  if (size >= kWhole * 1e-3) {
     return Scaled(seconds * 1e3, "ms");
   }
-  if (size >= 1e-6) {
+  if (size >= kWhole * 1e-6) {
     return Scaled(seconds * 1e6, "us");
   }
   return Scaled(seconds * 1e9, "ns");

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/json.h"
 #include "base/rng.h"
 #include "base/units.h"
 #include "cli/generate.h"

@@ -15,6 +15,7 @@
 #include <set>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "cli/engine_planning.h"
@@ -134,9 +135,9 @@ double InstalledMemory() {
   if (::sysinfo(&info) == 0) {
     total = static_cast<double>(info.totalram) * info.mem_unit;
   }
-  return std::min(total, static_cast<double>(
-                             std::max<int64_t>(AvailableMemoryBytes(), int64_t{1} << 28)) /
-                             0.9);
+  return std::min(
+      total,
+      static_cast<double>(std::max<int64_t>(AvailableMemoryBytes(), int64_t{1} << 28)) / 0.9);
 }
 
 // The best rates that any measured product reached: what the classical fields of a system file say.

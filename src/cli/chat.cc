@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "base/json.h"
 #include "cli/generate.h"
 #include "cli/model_flags.h"
 #include "cli/run_report.h"

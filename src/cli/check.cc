@@ -3,15 +3,15 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
-#include <charconv>
-#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "base/units.h"
+#include "cli/schedule_input.h"
 #include "cli/verb.h"
 #include "cli/verbs.h"
 #include "cost/cost_model.h"
@@ -36,31 +36,6 @@ struct Flags {
   std::string costs;
 };
 
-// N or N,N,...: finite, not negative.
-Result<std::vector<double>> ParseLimits(const std::string& text, size_t ranks) {
-  std::vector<double> limits;
-  size_t at = 0;
-  while (!text.empty() && at <= text.size()) {
-    const size_t comma = std::min(text.find(',', at), text.size());
-    double value = 0;
-    const char* end = text.data() + comma;
-    const auto [stop, error] = std::from_chars(text.data() + at, end, value);
-    if (error != std::errc() || stop != end || !std::isfinite(value) || value < 0) {
-      return MakeError(
-          ErrorCode::kInvalidArgument,
-          "[cli.check] --activation-limit: got '{}', wanted N or N,N,... (fractions too)", text);
-    }
-    limits.push_back(value);
-    at = comma + 1;
-  }
-  if (limits.size() > 1 && limits.size() != ranks) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[cli.check] --activation-limit: {} numbers, wanted 1 or {}, one per rank",
-                     limits.size(), ranks);
-  }
-  return limits;
-}
-
 Result<schedule::ValidateOptions> Options(const Flags& flags, const Schedule& s) {
   schedule::ValidateOptions options;
   if (flags.credits < 1 || flags.credits > 0x7fffffff) {
@@ -69,16 +44,21 @@ Result<schedule::ValidateOptions> Options(const Flags& flags, const Schedule& s)
   }
   PENSTOCK_TRY_ASSIGN(options.transport,
                       schedule::ParseTransport(flags.transport, static_cast<int>(flags.credits)));
-  PENSTOCK_TRY_ASSIGN(options.activation_limit,
-                      ParseLimits(flags.activation_limit, s.ranks.size()));
-  if (flags.costs.empty())
-    return options;
-  PENSTOCK_TRY_ASSIGN(const cost::CostFile file, cost::ReadCostFile(flags.costs));
-  PENSTOCK_TRY_ASSIGN(const cost::CostModel model, cost::FitCosts(file, s));
-  for (const cost::StageCost& stage : model.stages)
-    options.activation_bytes.push_back(static_cast<double>(stage.activation_bytes));
-  if (options.activation_limit.empty())
-    options.activation_limit.assign(model.memory_bytes.begin(), model.memory_bytes.end());
+  cost::CostSource costs;
+  if (!flags.costs.empty()) {
+    PENSTOCK_TRY_ASSIGN(costs.file, cost::ReadCostFile(flags.costs));
+  }
+  PENSTOCK_TRY_ASSIGN(const sim::ActivationLimit limit,
+                      LoadLimit(flags.activation_limit, costs, s.num_ranks()));
+  options.activation_limit = limit.amounts();
+  if (costs.file) {
+    PENSTOCK_TRY_ASSIGN(const cost::CostModel model, cost::FitCosts(*costs.file, s));
+    for (const cost::StageCost& stage : model.stages) {
+      if (limit.in_bytes()) {
+        options.activation_bytes.push_back(static_cast<double>(stage.activation_bytes));
+      }
+    }
+  }
   return options;
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "cli/calibrate.h"
 #include "kernels/device.h"
 

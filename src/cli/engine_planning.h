@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "cost/profile.h"
 #include "hw/system.h"
 #include "plan/context.h"

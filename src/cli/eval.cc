@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "base/json.h"
 #include "cli/model_flags.h"
 #include "cli/train_flags.h"
 #include "cli/verbs.h"

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include "base/json.h"
 #include "base/units.h"
 #include "cli/verbs.h"
 #include "train/export.h"

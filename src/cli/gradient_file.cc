@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "weights/folder_names.h"
 #include "weights/shapes.h"
 

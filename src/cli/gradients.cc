@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/json.h"
 #include "base/units.h"
 #include "cli/gradient_file.h"
 #include "cli/model_flags.h"

@@ -12,6 +12,7 @@
 
 #include "base/config_path.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/units.h"
 #include "cli/verb.h"
 #include "cli/verbs.h"

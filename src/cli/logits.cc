@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/json.h"
 #include "cli/model_flags.h"
 #include "cli/npy_file.h"
 #include "cli/verbs.h"

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 
+#include "base/json.h"
 #include "cli/calibrate.h"
 #include "cost/engine_time.h"
 #include "serve/engine.h"

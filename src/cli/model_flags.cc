@@ -290,6 +290,7 @@ void CatchInterrupts() {
   sigemptyset(&action.sa_mask);
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  ::sigaction(SIGUSR1, &action, nullptr);  // what mpirun hands on; scripts/mpirun's Ctrl-C
   std::signal(SIGPIPE, SIG_IGN);
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/units.h"
 #include "cli/schedule_input.h"
 #include "cli/schedule_pictures.h"

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/units.h"
 #include "cli/model_flags.h"
 #include "cli/text_model.h"

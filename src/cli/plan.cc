@@ -10,6 +10,7 @@
 
 #include "base/config_path.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "cli/engine_planning.h"
 #include "cli/verb.h"
 #include "cli/verbs.h"

@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "cli/generate.h"
 #include "cli/model_flags.h"
 #include "cli/run_report.h"
@@ -21,6 +22,8 @@
 namespace penstock::cli {
 namespace {
 
+enum class PromptKind : uint8_t { kText, kFile, kChat, kTokens };
+
 struct RunFlags {
   ModelFlags model;
   SamplingFlagValues sampling;
@@ -28,6 +31,7 @@ struct RunFlags {
   std::string prompt_file;
   std::string chat_file;
   std::vector<std::string> token_lists;
+  std::vector<PromptKind> order;  // of the prompts on the command line
   int64_t max_new = 256;
   bool max_new_given = false;
   std::string template_name;
@@ -69,36 +73,39 @@ Result<std::vector<int32_t>> EncodePrompt(const RunFlags& flags, const LoadedTok
   return text::EncodeChat(*chat, tokenizer.tokenizer, messages, {});
 }
 
+Result<std::vector<int32_t>> EncodeChatFile(const RunFlags& flags,
+                                            const LoadedTokenizer& tokenizer) {
+  PENSTOCK_TRY_ASSIGN(const text::ChatTemplate* chat, PickTemplate(tokenizer, flags.template_name));
+  PENSTOCK_TRY_ASSIGN(const std::vector<text::ChatMessage> messages, Messages(flags));
+  return text::EncodeChat(*chat, tokenizer.tokenizer, messages, {});
+}
+
+// The sequences, in the order in which they stand on the command line.
 Result<std::vector<Prompt>> Prompts(const RunFlags& flags, const LoadedTokenizer* tokenizer) {
   std::vector<Prompt> prompts;
-  for (const std::string& list : flags.token_lists) {
-    PENSTOCK_TRY_ASSIGN(std::vector<int32_t> ids, ParseIds(list, "--tokens"));
-    prompts.push_back({std::move(ids)});
-  }
-  std::vector<std::string> texts = flags.prompts;
-  if (!flags.prompt_file.empty()) {
-    PENSTOCK_TRY_ASSIGN(std::string text, ReadPromptFile(flags.prompt_file));
-    texts.push_back(std::move(text));
-  }
-  if (tokenizer == nullptr) {
-    if (!texts.empty() || !flags.chat_file.empty()) {
+  auto text = flags.prompts.begin();
+  auto list = flags.token_lists.begin();
+  for (const PromptKind kind : flags.order) {
+    if (kind == PromptKind::kTokens) {
+      PENSTOCK_TRY_ASSIGN(std::vector<int32_t> ids, ParseIds(*list++, "--tokens"));
+      prompts.push_back({std::move(ids)});
+      continue;
+    }
+    if (tokenizer == nullptr) {
       return MakeError(
           ErrorCode::kInvalidArgument,
           "[cli.run] {}: a text needs a tokenizer, and the model has none; --tokens works without",
           flags.model.model);
     }
-    return prompts;
-  }
-  for (const std::string& text : texts) {
-    PENSTOCK_TRY_ASSIGN(std::vector<int32_t> ids, EncodePrompt(flags, *tokenizer, text));
-    prompts.push_back({std::move(ids)});
-  }
-  if (!flags.chat_file.empty()) {
-    PENSTOCK_TRY_ASSIGN(const text::ChatTemplate* chat,
-                        PickTemplate(*tokenizer, flags.template_name));
-    PENSTOCK_TRY_ASSIGN(const std::vector<text::ChatMessage> messages, Messages(flags));
-    PENSTOCK_TRY_ASSIGN(std::vector<int32_t> ids,
-                        text::EncodeChat(*chat, tokenizer->tokenizer, messages, {}));
+    std::vector<int32_t> ids;
+    if (kind == PromptKind::kChat) {
+      PENSTOCK_TRY_ASSIGN(ids, EncodeChatFile(flags, *tokenizer));
+    } else if (kind == PromptKind::kFile) {
+      PENSTOCK_TRY_ASSIGN(const std::string content, ReadPromptFile(flags.prompt_file));
+      PENSTOCK_TRY_ASSIGN(ids, EncodePrompt(flags, *tokenizer, content));
+    } else {
+      PENSTOCK_TRY_ASSIGN(ids, EncodePrompt(flags, *tokenizer, *text++));
+    }
     prompts.push_back({std::move(ids)});
   }
   return prompts;
@@ -237,18 +244,20 @@ void AddRun(Verb& app, int& status) {
   auto flags = std::make_shared<RunFlags>();
   Verb* verb = app.AddVerb("run", "Generate text with a model cut into pipeline stages");
   AddModelFlags(*verb, flags->model);
-  verb->AddOption("-p,--prompt", flags->prompts,
-                  "A text to continue; several are several sequences")
-      ->TypeName("TEXT");
-  verb->AddOption("--prompt-file", flags->prompt_file,
-                  "A file with a text to continue, - for standard input")
-      ->TypeName("FILE");
-  verb->AddOption("--chat", flags->chat_file,
-                  "A conversation to answer: {\"messages\": [{\"role\", \"content\"}]}")
-      ->TypeName("FILE");
-  verb->AddOption("--tokens", flags->token_lists,
-                  "Token ids to continue, taken literally; several are several sequences")
-      ->TypeName("IDS");
+  const Flag* text = verb->AddOption("-p,--prompt", flags->prompts,
+                                     "A text to continue; several are several sequences")
+                         ->TypeName("TEXT");
+  const Flag* file = verb->AddOption("--prompt-file", flags->prompt_file,
+                                     "A file with a text to continue, - for standard input")
+                         ->TypeName("FILE");
+  const Flag* chat =
+      verb->AddOption("--chat", flags->chat_file,
+                      "A conversation to answer: {\"messages\": [{\"role\", \"content\"}]}")
+          ->TypeName("FILE");
+  const Flag* tokens =
+      verb->AddOption("--tokens", flags->token_lists,
+                      "Token ids to continue, taken literally; several are several sequences")
+          ->TypeName("IDS");
   AddInteger(*verb, "-n", flags->max_new, "Most tokens to generate", 1, int64_t{1} << 40)
       ->TypeName("TOKENS")
       ->ShowDefault();
@@ -267,8 +276,19 @@ void AddRun(Verb& app, int& status) {
       "Example: penstock run -m model.gguf -p \"The river\" -n 64 --stages 2\n"
       "One process per stage: mpirun --oversubscribe --bind-to none -n 3 penstock run -m "
       "model.gguf -p \"The river\"");
-  verb->Callback([verb, flags, &status] {
+  const std::vector<std::pair<const Flag*, PromptKind>> kinds = {{text, PromptKind::kText},
+                                                                 {file, PromptKind::kFile},
+                                                                 {chat, PromptKind::kChat},
+                                                                 {tokens, PromptKind::kTokens}};
+  verb->Callback([verb, flags, kinds, &status] {
     flags->max_new_given = verb->Count("-n") > 0;
+    for (const Flag* flag : verb->Order()) {
+      for (const auto& [prompt, kind] : kinds) {
+        if (flag == prompt) {
+          flags->order.push_back(kind);
+        }
+      }
+    }
     status = RunModelVerb(*verb, flags->model,
                           [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,
                               std::unique_ptr<comm::Channel> channel) {

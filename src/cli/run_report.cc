@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/json.h"
 #include "base/units.h"
 #include "trace/bubble.h"
 

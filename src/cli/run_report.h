@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "cli/engine_planning.h"
 #include "cli/generate.h"
 #include "serve/engine.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/units.h"
 #include "cli/schedule_input.h"
 #include "cli/schedule_pictures.h"
@@ -41,6 +42,7 @@ struct Flags {
   bool barrier = false;
   bool lowered = false;
   int64_t credits = 1;
+  bool rendezvous = false;
   std::string format = "native";
   std::string dialect;
   std::optional<std::string> layout;
@@ -122,6 +124,7 @@ Result<Schedule> ApplyPasses(const Flags& flags, Schedule s) {
   if (flags.lowered && !s.lowered) {
     schedule::LowerOptions options;
     options.credits = credits;
+    options.rendezvous = flags.rendezvous;
     PENSTOCK_TRY_ASSIGN(s, schedule::AddCommunication(s, options));
     if (!s.edges.empty()) {
       PENSTOCK_TRY_ASSIGN(s, schedule::ReleaseValues(s));
@@ -280,6 +283,8 @@ void AddSchedule(Verb& app, int& status) {
   verb->AddOption("--credits", flags->credits,
                   "Messages per edge and direction that lowering may leave undelivered")
       ->ShowDefault();
+  verb->AddFlag("--rendezvous", flags->rendezvous,
+                "With --lowered: an order of messages without deadlock under rendezvous too");
   verb->AddOption("--format", flags->format,
                   "native, csv (PyTorch), cells (in program order), or simulated: grid, svg, "
                   "trace (Chrome)")

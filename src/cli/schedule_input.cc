@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/units.h"
 #include "schedule/registry.h"
 #include "schedule/text/text.h"

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "base/units.h"
+#include "sim/hops.h"
 #include "sim/simulate.h"
 #include "trace/activations.h"
 #include "trace/chrome.h"
@@ -25,8 +26,31 @@ std::string DrawGrid(const trace::Timeline& timeline, const schedule::Schedule& 
   return trace::TextGrid(timeline, &schedule, options);
 }
 
+namespace {
+
+// What the hops of a lowered schedule carry, where the costs or its edges know.
+Result<> AddTraffic(const schedule::Schedule& schedule, const cost::CostModel& costs,
+                    trace::SvgOptions& options) {
+  if (!schedule.lowered) {
+    return {};
+  }
+  PENSTOCK_TRY_ASSIGN(const sim::HopReport report, sim::MeasureHops(schedule, costs));
+  if (report.forward_bytes + report.backward_bytes == 0) {
+    return {};
+  }
+  for (const sim::Hop& hop : report.hops) {
+    options.hops.push_back({fmt::format("rank {} to {}, stage {} to {}", hop.from_rank, hop.to_rank,
+                                        hop.from_stage, hop.to_stage),
+                            hop.forward_bytes, hop.backward_bytes});
+  }
+  options.held_per_rank = report.peak_value_bytes;
+  return {};
+}
+
+}  // namespace
+
 Result<std::string> DrawSvg(const trace::Timeline& timeline, const schedule::Schedule& schedule,
-                            const PictureFlags& flags) {
+                            const cost::CostModel& costs, const PictureFlags& flags) {
   trace::SvgOptions options;
   options.title = fmt::format("{}, p = {}, m = {}", schedule.name, schedule.num_ranks(),
                               schedule.micro_batches);
@@ -37,6 +61,7 @@ Result<std::string> DrawSvg(const trace::Timeline& timeline, const schedule::Sch
   options.from_s = flags.from_s;
   options.to_s = flags.to_s;
   options.memory = !schedule.forward_only;
+  PENSTOCK_TRY(AddTraffic(schedule, costs, options));
   return trace::Svg(timeline, &schedule, options);
 }
 
@@ -64,7 +89,7 @@ Result<std::string> RenderSchedule(const schedule::Schedule& schedule, std::stri
   if (format == "grid")
     return DrawGrid(*result.timeline, schedule, flags);
   if (format == "svg")
-    return DrawSvg(*result.timeline, schedule, flags);
+    return DrawSvg(*result.timeline, schedule, model, flags);
   if (format != "trace") {
     return MakeError(ErrorCode::kInvalidArgument,
                      "[cli.schedule] format '{}', wanted grid, svg or trace", format);

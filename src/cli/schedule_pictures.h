@@ -25,7 +25,7 @@ std::string DrawGrid(const trace::Timeline& timeline, const schedule::Schedule& 
                      const PictureFlags& flags);
 
 Result<std::string> DrawSvg(const trace::Timeline& timeline, const schedule::Schedule& schedule,
-                            const PictureFlags& flags);
+                            const cost::CostModel& costs, const PictureFlags& flags);
 
 // Activations over time, in bytes where the costs know them.
 void AddCounters(trace::Timeline& timeline, const schedule::Schedule& schedule,

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/units.h"
 #include "cli/schedule_input.h"
 #include "cli/schedule_pictures.h"
@@ -114,13 +115,14 @@ Result<> RunAll(const Flags& flags) {
   return {};
 }
 
-Result<> WriteFiles(const Flags& flags, const Schedule& schedule, const trace::Timeline& timeline) {
+Result<> WriteFiles(const Flags& flags, const Schedule& schedule, const cost::CostModel& costs,
+                    const trace::Timeline& timeline) {
   if (!flags.output.empty())
     PENSTOCK_TRY(WriteFileAtomically(flags.output, schedule::WriteNative(schedule)));
   if (!flags.trace.empty())
     PENSTOCK_TRY(trace::WriteChromeTraceFile(timeline, flags.trace));
   if (!flags.svg.empty()) {
-    PENSTOCK_TRY_ASSIGN(const std::string svg, DrawSvg(timeline, schedule, flags.picture));
+    PENSTOCK_TRY_ASSIGN(const std::string svg, DrawSvg(timeline, schedule, costs, flags.picture));
     PENSTOCK_TRY(WriteFileAtomically(flags.svg, svg));
   }
   return {};
@@ -144,6 +146,7 @@ Result<> RunOne(const Flags& flags) {
   if (flags.lowered && !schedule.lowered) {
     schedule::LowerOptions lower;
     lower.credits = transport.credits;
+    lower.rendezvous = transport.kind == schedule::TransportKind::kRendezvous;
     PENSTOCK_TRY_ASSIGN(schedule, schedule::AddCommunication(schedule, lower));
   }
   options.transport = transport;
@@ -154,7 +157,7 @@ Result<> RunOne(const Flags& flags) {
   PENSTOCK_TRY_ASSIGN(sim::SimResult result, sim::Simulate(schedule, costs, options));
   if (result.timeline)
     AddCounters(*result.timeline, schedule, costs);
-  PENSTOCK_TRY(WriteFiles(flags, schedule, result.timeline.value_or(trace::Timeline())));
+  PENSTOCK_TRY(WriteFiles(flags, schedule, costs, result.timeline.value_or(trace::Timeline())));
   std::vector<trace::PathStep> path;
   if (flags.critical_path)
     path = trace::CriticalPath(*result.timeline);

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <memory>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "cli/model_flags.h"
 #include "cli/text_model.h"

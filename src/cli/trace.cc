@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "cli/verb.h"
 #include "cli/verbs.h"
 #include "cost/cost_model.h"

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/units.h"
 #include "cli/model_flags.h"

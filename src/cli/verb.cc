@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "base/json.h"
+
 namespace penstock::cli {
 namespace {
 

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "cli/command_line.h"
 
 namespace penstock::cli {

@@ -42,11 +42,15 @@ int64_t LaneBufferBytes(const LaneOptions& options, bool receiving, bool across_
 // destroyed.
 class Message {
  public:
-  Message(MessageHeader header, std::span<const std::byte> payload, std::function<void()> release)
-      : header_(header), payload_(payload), release_(std::move(release)) {}
+  Message(MessageHeader header, std::span<const std::byte> payload, Clock::time_point arrived,
+          std::function<void()> release)
+      : header_(header), payload_(payload), arrived_(arrived), release_(std::move(release)) {}
 
   Message(Message&& other) noexcept
-      : header_(other.header_), payload_(other.payload_), release_(std::move(other.release_)) {
+      : header_(other.header_),
+        payload_(other.payload_),
+        arrived_(other.arrived_),
+        release_(std::move(other.release_)) {
     other.release_ = nullptr;
   }
 
@@ -62,9 +66,14 @@ class Message {
 
   std::span<const std::byte> payload() const { return payload_; }
 
+  // When it lay ready, whether or not the receiver looked: between threads exactly; between
+  // processes when the receiver's channel first noticed, at the latest when it was taken.
+  Clock::time_point arrived() const { return arrived_; }
+
  private:
   MessageHeader header_;
   std::span<const std::byte> payload_;
+  Clock::time_point arrived_;
   std::function<void()> release_;
 };
 

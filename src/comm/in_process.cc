@@ -30,6 +30,7 @@ struct Slot {
   State state = State::kFree;
   int64_t order = 0;
   MessageHeader header;
+  Clock::time_point arrived;
   Buffer buffer;
 };
 
@@ -151,6 +152,7 @@ class InProcessChannel final : public Channel {
     }
     PENSTOCK_CHECK(bytes == header.payload_bytes(), "the parts are the payload");
     lock.lock();
+    slot->arrived = Clock::now();
     slot->state = Slot::State::kFilled;
     box.changed.notify_all();
     counters_.messages_sent += 1;
@@ -246,7 +248,7 @@ class InProcessChannel final : public Channel {
     box.changed.notify_all();
     return Message(slot->header,
                    {slot->buffer.data(), static_cast<size_t>(slot->header.payload_bytes())},
-                   [&box, slot] {
+                   slot->arrived, [&box, slot] {
                      const std::lock_guard release(box.mutex);
                      slot->state = Slot::State::kFree;
                      box.changed.notify_all();

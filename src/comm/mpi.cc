@@ -58,6 +58,7 @@ struct InLane {
     Buffer buffer;
     MPI_Request request = MPI_REQUEST_NULL;
     MessageHeader header;
+    Clock::time_point arrived;
     int64_t order = 0;
   };
 
@@ -70,6 +71,7 @@ struct InLane {
 // A lane from a rank to itself.
 struct LocalMessage {
   MessageHeader header;
+  Clock::time_point arrived;
   std::vector<std::byte> payload;
 };
 
@@ -340,6 +342,7 @@ class MpiChannel final : public Channel {
       } else {
         slot.header = *header.operator->();
       }
+      slot.arrived = Clock::now();
       slot.state = InLane::Slot::State::kFilled;
       slot.order = in.next_order++;
     }
@@ -368,7 +371,7 @@ class MpiChannel final : public Channel {
 
   Result<> SendLocal(const MessageHeader& header,
                      std::span<const std::span<const std::byte>> parts) {
-    LocalMessage message{header, {}};
+    LocalMessage message{header, Clock::now(), {}};
     for (const auto& part : parts) {
       message.payload.insert(message.payload.end(), part.begin(), part.end());
     }
@@ -381,7 +384,8 @@ class MpiChannel final : public Channel {
     for (auto it = local.waiting.begin(); it != local.waiting.end(); ++it) {
       if (tag == nullptr || it->header.tag == *tag) {
         local.taken.splice(local.taken.end(), local.waiting, it);
-        return Message(it->header, it->payload, [&local, it] { local.taken.erase(it); });
+        return Message(it->header, it->payload, it->arrived,
+                       [&local, it] { local.taken.erase(it); });
       }
     }
     return MakeError(ErrorCode::kInternal, "[comm.mpi] rank {} waits for a message from itself: {}",
@@ -416,7 +420,7 @@ class MpiChannel final : public Channel {
     return Message(
         slot->header,
         {slot->buffer.data() + kHeaderBytes, static_cast<size_t>(slot->header.payload_bytes())},
-        [this, &in, index] { Post(in, index); });
+        slot->arrived, [this, &in, index] { Post(in, index); });
   }
 
   void ReturnCredit(const InLane& in) {

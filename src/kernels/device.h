@@ -184,7 +184,7 @@ class Device {
 
   // "cpu avx512 (bf16, vnni), 2 threads".
   virtual std::string Description() const = 0;
-  // Instruction set that decides the bits: "avx2", "avx512", "amx".
+  // Instruction set that decides the bits: "avx2", "avx512_vnni", "avx512".
   virtual std::string InstructionSet() const = 0;
 
   // ---- Weights ----
@@ -311,8 +311,8 @@ struct CpuOptions {
 };
 
 // The CPU with the best kernels of this machine, capped by the environment variable
-// PENSTOCK_MAX_ISA (avx2, avx512, amx). Errors: kUnsupported below AVX2; kInvalidArgument for an
-// unknown cap.
+// PENSTOCK_MAX_ISA (avx2, avx512_vnni, avx512, amx). Errors: kUnsupported below AVX2;
+// kInvalidArgument for an unknown cap.
 Result<std::unique_ptr<Device>> CreateCpuDevice(const CpuOptions& options);
 
 // Usable cores of this process (its affinity mask and control group).

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "model/variations.h"
 
 namespace penstock::model {

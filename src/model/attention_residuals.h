@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "model/decoder.h"
 #include "model/graph.h"

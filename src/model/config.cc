@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/json.h"
 #include "base/units.h"
 #include "model/families/families.h"
 #include "model/inventory.h"

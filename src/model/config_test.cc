@@ -10,6 +10,7 @@
 #include <map>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "model/cut.h"
 #include "model/inventory.h"
 

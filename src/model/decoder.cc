@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/json.h"
 #include "model/variations.h"
 
 namespace penstock::model {

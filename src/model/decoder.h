@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "model/config.h"
 #include "model/graph.h"

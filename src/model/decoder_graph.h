@@ -8,7 +8,7 @@
 #include <functional>
 #include <string>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "model/decoder.h"
 #include "model/graph.h"

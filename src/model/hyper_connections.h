@@ -16,7 +16,7 @@
 #include <memory>
 #include <optional>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "model/decoder.h"
 #include "model/graph.h"

@@ -4,6 +4,7 @@
 #include <array>
 #include <vector>
 
+#include "base/json.h"
 #include "base/units.h"
 
 namespace penstock::model {

@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 
 namespace penstock::model {

@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "model/graph.h"
 #include "model/rope.h"
 

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <string>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "model/decoder.h"
 #include "model/graph.h"

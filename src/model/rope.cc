@@ -5,6 +5,8 @@
 #include <numbers>
 #include <vector>
 
+#include "base/json.h"
+
 namespace penstock::model {
 namespace {
 

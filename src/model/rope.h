@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "model/graph.h"
 

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/json.h"
+
 namespace penstock::model {
 namespace {
 

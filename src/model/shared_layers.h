@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "model/decoder.h"
 

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/json.h"
+
 namespace penstock::model {
 namespace {
 

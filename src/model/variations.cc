@@ -6,6 +6,7 @@
 #include <array>
 #include <string>
 
+#include "base/json.h"
 #include "base/units.h"
 
 namespace penstock::model {

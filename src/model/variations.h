@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 
 namespace penstock::model {

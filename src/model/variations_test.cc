@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <set>
 
+#include "base/json.h"
 #include "model/config.h"
 #include "model/cut.h"
 #include "model/inventory.h"

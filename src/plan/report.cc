@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 
+#include "base/json.h"
 #include "base/units.h"
 
 namespace penstock::plan {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "plan/verdict.h"
 
 namespace penstock::plan {

@@ -19,7 +19,7 @@ Result<Fault> ParseFault(std::string_view text) {
       MakeError(ErrorCode::kInvalidArgument,
                 "[runtime.fault] PENSTOCK_FAULT: got '{}', wanted "
                 "STAGE:ACTION:KIND, for instance 1:F12:stall (an action, as F, B, W "
-                "or SEND_F, and a step number; kinds fail, stall, die)",
+                "or SEND_F, and a step number, or LOAD; kinds fail, stall, die)",
                 text);
   const size_t first = text.find(':');
   const size_t second = first == std::string_view::npos ? first : text.find(':', first + 1);
@@ -30,11 +30,16 @@ Result<Fault> ParseFault(std::string_view text) {
   const std::string_view action = text.substr(first + 1, second - first - 1);
   const std::string_view kind = text.substr(second + 1);
   const size_t digits = action.find_first_of("0123456789");
-  if (digits == std::string_view::npos || !ReadNumber(text.substr(0, first), fault.stage) ||
-      !ReadNumber(action.substr(digits), fault.step)) {
+  fault.loading = action == "LOAD";
+  if (!ReadNumber(text.substr(0, first), fault.stage)) {
     return wrong;
   }
-  bool known = false;
+  if (fault.loading) {
+    fault.step = -1;
+  } else if (digits == std::string_view::npos || !ReadNumber(action.substr(digits), fault.step)) {
+    return wrong;
+  }
+  bool known = fault.loading;
   for (int k = 1; k < schedule::kOpKindCount; ++k) {
     const auto op = static_cast<schedule::OpKind>(k);
     if (schedule::OpKindText(op) == action.substr(0, digits)) {

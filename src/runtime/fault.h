@@ -1,8 +1,8 @@
 // A declared fault, for tests: PENSTOCK_FAULT=stage:action:kind, for instance 1:F12:stall. The
 // action is a kind and the number of the step plan; in training of the optimizer step, and then the
-// stage's first action of that kind in it (`OPT`, `B`, `SEND_B`, ...). Kinds of fault are `fail`
-// (an error), `stall` (the rank does nothing any more) and `die` (the process is killed; a thread
-// ends without a word).
+// stage's first action of that kind in it (`OPT`, `B`, `SEND_B`, ...). LOAD (1:LOAD:stall) is the
+// loading of a served stage. Kinds of fault are `fail` (an error), `stall` (the rank does nothing
+// any more) and `die` (the process is killed; a thread ends without a word).
 
 #pragma once
 
@@ -18,7 +18,8 @@ struct Fault {
   enum class Kind : uint8_t { kFail, kStall, kDie };
   int32_t stage = 0;
   schedule::OpKind action = schedule::OpKind::kForward;
-  int64_t step = 0;
+  int64_t step = 0;      // -1 while loading
+  bool loading = false;  // instead of an action
   Kind kind = Kind::kFail;
 };
 

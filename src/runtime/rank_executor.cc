@@ -267,7 +267,8 @@ Result<> RankExecutor::Receive(const Action& action, const StepPlan& plan) {
   recorder_.RecordMessageWait(send, RankId(boundary), start_s, taken_s, sent_s);
   recorder_.Record(action, static_cast<int>(plan.step), taken_s, end_s,
                    static_cast<int>(plan.rows()), static_cast<int64_t>(offset));
-  recorder_.RecordMessage(send, RankId(boundary), static_cast<int>(plan.step), sent_s, taken_s,
+  recorder_.RecordMessage(send, RankId(boundary), static_cast<int>(plan.step), sent_s,
+                          std::min(taken_s, recorder_.At(message.arrived())),
                           static_cast<int64_t>(offset));
   return {};
 }

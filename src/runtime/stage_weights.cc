@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <set>
+#include <thread>
 
 #include "runtime/quantize.h"
 
@@ -151,6 +153,44 @@ int64_t BiasWidth(const model::Graph& graph, const Needs::Bias& bias) {
 
 using SourcePtr = std::unique_ptr<MatrixSource>;
 
+// Hands on, and says so to the loading thread's progress.
+class WatchedSource final : public MatrixSource {
+ public:
+  WatchedSource(SourcePtr inner, std::function<void()> on_read)
+      : inner_(std::move(inner)), on_read_(std::move(on_read)) {}
+
+  const std::string& name() const override { return inner_->name(); }
+
+  int64_t rows() const override { return inner_->rows(); }
+
+  int64_t columns() const override { return inner_->columns(); }
+
+  DType type() const override { return inner_->type(); }
+
+  Result<> ReadRows(int64_t begin, int64_t count, std::span<float> out) const override {
+    Notice();
+    return inner_->ReadRows(begin, count, out);
+  }
+
+  std::span<const std::byte> RawRow(int64_t row) const override {
+    Notice();
+    return inner_->RawRow(row);
+  }
+
+  void DropPages() const override { inner_->DropPages(); }
+
+ private:
+  void Notice() const {
+    if (std::this_thread::get_id() == loader_) {
+      on_read_();
+    }
+  }
+
+  SourcePtr inner_;
+  std::function<void()> on_read_;
+  std::thread::id loader_ = std::this_thread::get_id();
+};
+
 Result<SourcePtr> OpenSource(const model::Graph& graph, TensorId id, const HeldMatrix& held,
                              const weights::ModelFiles& files) {
   const model::WeightTensor& tensor = graph.tensor(id);
@@ -161,13 +201,19 @@ Result<SourcePtr> OpenSource(const model::Graph& graph, TensorId id, const HeldM
   return source;
 }
 
-Result<std::unique_ptr<kernels::Matrix>> LoadMatrix(
-    const model::Graph& graph, const std::vector<TensorId>& parts, const WeightRule& rule,
-    const weights::ModelFiles& files, kernels::Device& device, MemoryAccount& account) {
+Result<std::unique_ptr<kernels::Matrix>> LoadMatrix(const model::Graph& graph,
+                                                    const std::vector<TensorId>& parts,
+                                                    const WeightRule& rule,
+                                                    const weights::ModelFiles& files,
+                                                    kernels::Device& device, MemoryAccount& account,
+                                                    const std::function<void()>& on_read) {
   std::vector<SourcePtr> sources;
   std::vector<const MatrixSource*> pointers;
   for (const TensorId id : parts) {
     PENSTOCK_TRY_ASSIGN(SourcePtr source, OpenSource(graph, id, rule.held(id), files));
+    if (on_read) {
+      source = std::make_unique<WatchedSource>(std::move(source), on_read);
+    }
     pointers.push_back(source.get());
     sources.push_back(std::move(source));
   }
@@ -192,8 +238,13 @@ Result<StageWeights> StageWeights::Load(const model::Graph& graph, int32_t first
   StageWeights weights;
   const Needs needs = NeedsCollector(graph, rule).Collect(first_op, last_op);
   int64_t loaded = 0;
+  std::function<void()> on_read;
+  if (progress) {
+    on_read = [&progress, &loaded] { progress(loaded); };
+  }
   for (const std::vector<TensorId>& parts : needs.matrices) {
-    PENSTOCK_TRY_ASSIGN(auto matrix, LoadMatrix(graph, parts, rule, files, device, account));
+    PENSTOCK_TRY_ASSIGN(auto matrix,
+                        LoadMatrix(graph, parts, rule, files, device, account, on_read));
     loaded += matrix->bytes();
     weights.matrices_[KeyOf(parts)] = std::move(matrix);
     if (progress) {

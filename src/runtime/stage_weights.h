@@ -20,7 +20,8 @@ namespace penstock::runtime {
 // operations use (tied weights, shared layers) is held once.
 class StageWeights {
  public:
-  // Called with the bytes loaded so far.
+  // Called with the bytes loaded so far, after each matrix and often while one is read; only by
+  // the thread that called Load.
   using Progress = std::function<void(int64_t bytes)>;
 
   // Loads what operations [first_op, last_op) need, by rows, and drops the file's pages after

@@ -31,6 +31,10 @@ struct LowerOptions {
   bool naive =
       false;  // long values go over every hop of the chain again, also to ranks that hold them
   int credits = 1;  // room that the result may count on, per edge and direction
+  // Each RECV stands where its sender has got to, in one order of all messages over all ranks: no
+  // deadlock under any transport, rendezvous too. Ranks then wait for each other more than they
+  // need to; `credits` has no effect.
+  bool rendezvous = false;
 };
 
 // Adds SEND and RECV. The chain's value goes to the next stage, its gradient back, where the ranks
@@ -39,7 +43,9 @@ struct LowerOptions {
 // computation that needs them, earlier only where a sender would otherwise wait for room; a SEND
 // stands right after the computation that makes its value. Overlapped pairs are taken apart, so
 // that each part waits for its own input and sends at its own end. The result is free of deadlock
-// for this many credits and more. Proves its input first. Cost O(n log p).
+// for this many credits and more, not under rendezvous, where two neighbours that both send first
+// never meet (1F1B does so in its steady state); with `rendezvous` under all. Proves its input
+// first. Cost O(n log p).
 Result<Schedule> AddCommunication(const Schedule& schedule, const LowerOptions& options = {});
 
 // Takes all SEND, RECV, WAIT_SEND and FREE actions out: compute-only again.

@@ -74,6 +74,29 @@ TEST(Passes, LoweredSchedulesOfEveryGeneratorPassTheProofWithOneCredit) {
   });
 }
 
+TEST(Passes, LoweredForRendezvousSchedulesOfEveryGeneratorRunUnderEveryTransport) {
+  ForAll([](const Schedule& s) {
+    for (const int stride : {0, 1, 2}) {
+      const Schedule x = stride == 0 ? s : WithLongEdges(s, stride);
+      const auto lowered = AddCommunication(x, {.rendezvous = true});
+      ASSERT_TRUE(lowered.ok()) << lowered.error().message;
+      for (const TransportKind kind : {TransportKind::kRendezvous, TransportKind::kCredits,
+                                       TransportKind::kBuffered, TransportKind::kPosted}) {
+        ExpectLegal(lowered.value(), kind);
+      }
+      EXPECT_EQ(RemoveCommunication(lowered.value()).value().ranks,
+                RemoveCommunication(AddCommunication(x).value()).value().ranks);
+    }
+  });
+}
+
+TEST(Passes, NeighboursThatBothSendFirstStandStillUnderRendezvousUnlessLoweredForIt) {
+  const Schedule s = Generate("1f1b", {4, 8, 0, 0}).value();
+  EXPECT_FALSE(
+      Validate(AddCommunication(s).value(), {.transport = {TransportKind::kRendezvous, 1}}).ok());
+  ExpectLegal(AddCommunication(s, {.rendezvous = true}).value(), TransportKind::kRendezvous);
+}
+
 TEST(Passes, AllPassesTogetherGiveLegalSchedules) {
   ForAll([](const Schedule& s) {
     for (const int stride : {1, 2}) {

@@ -45,6 +45,10 @@ Result<> ControlLink::Send(int32_t target, std::span<const std::byte> bytes, dou
   return {};
 }
 
+bool ControlLink::Ready(int32_t source) {
+  return channel_.Ready(ControlLane(source, channel_.rank()));
+}
+
 Result<std::vector<std::byte>> ControlLink::Receive(int32_t source, double deadline_s,
                                                     int64_t limit_bytes) {
   const Lane lane = ControlLane(source, channel_.rank());

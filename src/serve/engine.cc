@@ -9,7 +9,8 @@
 namespace penstock::serve {
 namespace {
 
-constexpr double kLoadDeadlineS = 1800;
+// For the set-up message: rank 0 may wait for a person to type a prompt first.
+constexpr double kSetupDeadlineS = 1800;
 
 // What rank 0 tells the others before anything is set up.
 struct SetupMessage {
@@ -121,11 +122,8 @@ Result<std::unique_ptr<Engine>> Engine::Start(const ModelBundle& bundle, const R
     return engine->First(run.error());
   }
   engine->run_ = std::move(run).value();
-  for (int32_t other = 1; other < ranks; ++other) {
-    const auto ready = engine->run_->control().Receive(other, kLoadDeadlineS, 0);
-    if (!ready.ok()) {
-      return engine->First(ready.error());
-    }
+  if (const Result<> ready = engine->run_->watch().Await(engine->run_->control()); !ready.ok()) {
+    return engine->First(ready.error());
   }
   for (int32_t other = 1; other < ranks; ++other) {
     if (const Result<> told = engine->run_->control().Send(other, {}, options.deadline_s);
@@ -146,7 +144,7 @@ Result<> Engine::TellWorkers(comm::Clock::time_point origin) {
   for (int32_t other = 1; other < channels_[0]->size(); ++other) {
     PENSTOCK_TRY(channels_[0]->Open(SetupLane(other), {sizeof message, 1}, setup_account_));
     PENSTOCK_TRY(channels_[0]->Send({SetupLane(other), {0, 0}, DType::kU8, sizeof message, 1, 0},
-                                    std::span(&part, 1), kLoadDeadlineS));
+                                    std::span(&part, 1), kSetupDeadlineS));
   }
   return {};
 }
@@ -159,7 +157,7 @@ Result<> Engine::ThreadMain(int32_t rank, comm::Clock::time_point origin,
       const auto run,
       RankRun::Create(bundle_, options_, setup_, channel, *accounts_[static_cast<size_t>(rank)],
                       std::move(device), origin, ProgressOf(progress, setup_, rank)));
-  return ServeRank(*run, channel, options_.deadline_s, kLoadDeadlineS);
+  return ServeRank(*run, channel, options_.deadline_s);
 }
 
 void Engine::StartThreads(comm::Clock::time_point origin, const LoadProgress& progress) {
@@ -355,7 +353,7 @@ Result<SetupMessage> HearSetup(comm::Channel& channel, MemoryAccount& account) {
   SetupMessage message;
   const comm::Lane lane = SetupLane(channel.rank());
   PENSTOCK_TRY(channel.Open(lane, {sizeof message, 1}, account));
-  PENSTOCK_TRY_ASSIGN(const comm::Message received, channel.Receive(lane, {0, 0}, kLoadDeadlineS));
+  PENSTOCK_TRY_ASSIGN(const comm::Message received, channel.Receive(lane, {0, 0}, kSetupDeadlineS));
   if (received.payload().size() != sizeof message) {
     return MakeError(ErrorCode::kCorruptData,
                      "[serve.engine] the set-up message has {} bytes, wanted {}: do all ranks run "
@@ -387,7 +385,7 @@ Result<> RunWorker(const ModelBundle& bundle, const RunOptions& options,
   const comm::Clock::time_point origin{comm::Clock::duration(message.origin_ns)};
   PENSTOCK_TRY_ASSIGN(const auto run, RankRun::Create(bundle, resolved, setup, *channel, *account,
                                                       std::move(device), origin, nullptr));
-  return ServeRank(*run, *channel, resolved.deadline_s, kLoadDeadlineS);
+  return ServeRank(*run, *channel, resolved.deadline_s);
 }
 
 }  // namespace penstock::serve

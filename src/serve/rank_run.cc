@@ -1,5 +1,9 @@
 #include "serve/rank_run.h"
 
+#include <chrono>
+#include <csignal>
+#include <thread>
+
 #include "runtime/bytes.h"
 
 namespace penstock::serve {
@@ -50,11 +54,35 @@ Result<RankReport> DecodeReport(std::span<const std::byte> bytes) {
 
 RankRun::RankRun(comm::Channel& channel, MemoryAccount& account,
                  std::unique_ptr<kernels::Device> device, comm::Clock::time_point origin,
-                 size_t slices)
+                 size_t slices, double deadline_s)
     : account_(account),
       device_(std::move(device)),
       recorder_(RankId(channel.rank()), slices, origin),
-      control_(channel) {}
+      control_(channel),
+      watch_(channel, deadline_s) {}
+
+namespace {
+
+// PENSTOCK_FAULT=STAGE:LOAD:KIND, where this rank is the stage's.
+Result<> InjectLoadFault(const std::optional<runtime::Fault>& fault, comm::Channel& channel) {
+  if (!fault || !fault->loading || fault->stage != channel.rank()) {
+    return {};
+  }
+  if (fault->kind == runtime::Fault::Kind::kFail) {
+    return MakeError(ErrorCode::kInternal,
+                     "[runtime.fault] rank {} (stage {}), loading: a declared fault",
+                     channel.rank(), fault->stage);
+  }
+  if (fault->kind == runtime::Fault::Kind::kDie && channel.across_processes()) {
+    std::raise(SIGKILL);
+  }
+  while (!channel.failed()) {  // silent until the others have noticed
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return MakeError(ErrorCode::kPeerLost, "[runtime.fault] stopped by a declared fault");
+}
+
+}  // namespace
 
 Result<std::unique_ptr<RankRun>> RankRun::Create(const ModelBundle& bundle,
                                                  const RunOptions& options, const RunSetup& setup,
@@ -64,7 +92,8 @@ Result<std::unique_ptr<RankRun>> RankRun::Create(const ModelBundle& bundle,
                                                  const runtime::StageWeights::Progress& progress) {
   const int32_t rank = channel.rank();
   std::unique_ptr<RankRun> run(new RankRun(channel, account, std::move(device), origin,
-                                           options.keep_trace ? kTraceSlices : 0));
+                                           options.keep_trace ? kTraceSlices : 0,
+                                           options.deadline_s));
   run->threads_ = options.threads;
   const model::Graph& graph = bundle.model.graph;
   if (rank == setup.ranks() - 1) {
@@ -83,10 +112,18 @@ Result<std::unique_ptr<RankRun>> RankRun::Create(const ModelBundle& bundle,
                       runtime::RankExecutor::Create(spec, setup.schedule, channel, run->sink_.get(),
                                                     run->recorder_));
   PENSTOCK_TRY(run->control_.Open(run->account_));
+  PENSTOCK_TRY(run->watch_.Open(run->account_));
   PENSTOCK_TRY(run->executor_->Open(run->account_, setup.max_result_bytes));
+  PENSTOCK_TRY(InjectLoadFault(spec.fault, channel));
+  const auto load_progress = [&watch = run->watch_, &progress](int64_t bytes) {
+    watch.Beat();
+    if (progress) {
+      progress(bytes);
+    }
+  };
   PENSTOCK_TRY_ASSIGN(
       run->stage_, runtime::Stage::Create(graph, spec.stage, setup.rule, setup.state, *bundle.files,
-                                          *run->device_, run->account_, progress));
+                                          *run->device_, run->account_, load_progress));
   run->executor_->SetStage(*run->stage_);
   return run;
 }
@@ -96,10 +133,9 @@ RankReport RankRun::Report(const comm::Channel& channel) {
           threads_};
 }
 
-Result<> ServeRank(RankRun& run, comm::Channel& channel, double deadline_s,
-                   double load_deadline_s) {
-  PENSTOCK_TRY(run.control().Send(0, {}, deadline_s));         // ready
-  PENSTOCK_TRY(run.control().Receive(0, load_deadline_s, 0));  // so are all
+Result<> ServeRank(RankRun& run, comm::Channel& channel, double deadline_s) {
+  PENSTOCK_TRY(run.control().Send(0, {}, deadline_s));  // ready
+  PENSTOCK_TRY(run.watch().Await(run.control()));       // so are all
   PENSTOCK_TRY(run.executor().Serve());
   const std::vector<std::byte> report = EncodeReport(run.Report(channel));
   return run.control().Send(0, report, deadline_s);

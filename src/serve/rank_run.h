@@ -8,6 +8,7 @@
 
 #include "runtime/rank_executor.h"
 #include "serve/control.h"
+#include "serve/load_watch.h"
 #include "serve/run_setup.h"
 #include "serve/sampling_sink.h"
 #include "trace/timeline.h"
@@ -41,6 +42,8 @@ class RankRun {
 
   ControlLink& control() { return control_; }
 
+  LoadWatch& watch() { return watch_; }
+
   trace::RankRecorder& recorder() { return recorder_; }
 
   // Call once, at the end.
@@ -48,12 +51,13 @@ class RankRun {
 
  private:
   RankRun(comm::Channel& channel, MemoryAccount& account, std::unique_ptr<kernels::Device> device,
-          comm::Clock::time_point origin, size_t slices);
+          comm::Clock::time_point origin, size_t slices, double deadline_s);
 
   MemoryAccount& account_;
   std::unique_ptr<kernels::Device> device_;
   trace::RankRecorder recorder_;
   ControlLink control_;
+  LoadWatch watch_;
   std::unique_ptr<SamplingSink> sink_;
   std::unique_ptr<runtime::Stage> stage_;
   std::unique_ptr<runtime::RankExecutor> executor_;
@@ -62,6 +66,6 @@ class RankRun {
 
 // What ranks other than 0 do: say that they are ready, hear that all are, take plans until the
 // stop, send their report.
-Result<> ServeRank(RankRun& run, comm::Channel& channel, double deadline_s, double load_deadline_s);
+Result<> ServeRank(RankRun& run, comm::Channel& channel, double deadline_s);
 
 }  // namespace penstock::serve

@@ -83,9 +83,9 @@ Error Engine::Stuck() const {
     const char* reason = rank.block == Block::kCredit    ? "waits for room to send"
                          : rank.block == Block::kBarrier ? "waits for the other ranks"
                                                          : "waits for its input";
-    fmt::format_to(std::back_inserter(text), "{}rank {} at position {} ({}) {}",
-                   text.empty() ? "" : "; ", r, rank.next - schedule_->ranks[r].data(),
-                   schedule::ActionText(*rank.next, schedule_->edges), reason);
+    text += fmt::format("{}rank {} at position {} ({}) {}", text.empty() ? "" : "; ", r,
+                        rank.next - schedule_->ranks[r].data(),
+                        schedule::ActionText(*rank.next, schedule_->edges), reason);
   }
   return MakeError(
       ErrorCode::kInvalidSchedule,

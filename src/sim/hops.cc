@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include "base/json.h"
 #include "schedule/passes.h"
 
 namespace penstock::sim {

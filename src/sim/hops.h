@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "cost/cost_model.h"
 #include "schedule/schedule.h"

@@ -26,6 +26,9 @@ class ActivationLimit {
 
   bool in_bytes() const { return in_bytes_; }
 
+  // One per rank, or empty: no limit.
+  const std::vector<double>& amounts() const { return amount_; }
+
   bool Allows(const std::vector<Peak>& peaks) const;
   bool Allows(const SimResult& result) const;
 

@@ -192,8 +192,9 @@ TEST(Transports, LoweringCostsNothingWithoutTransferTimes) {
 
 // Depth reads: every stage makes a value that all later stages read. Section 5.2 of the schedule
 // reference counts values per micro-batch: naive C(C-1)/2, tight P(P-1)/2 + (V-1)P(P-1).
-Schedule WithDepthReads(int ranks, int chunks, int64_t bytes) {
-  auto made = schedule::Generate("interleaved-1f1b", {ranks, 2 * ranks, chunks, 0});
+Schedule WithDepthReads(int ranks, int chunks, int64_t bytes,
+                        const std::string& name = "interleaved-1f1b") {
+  auto made = schedule::Generate(name, {ranks, 2 * ranks, chunks, 0});
   EXPECT_TRUE(made.ok());
   Schedule schedule = std::move(made).value();
   const int stages = schedule.num_stages();
@@ -207,6 +208,26 @@ Schedule WithDepthReads(int ranks, int chunks, int64_t bytes) {
     schedule.edges.push_back(edge);
   }
   return schedule;
+}
+
+TEST(MeasureHops, AVMovesTheSameBytesOverFewerAndFullerHops) {
+  for (const char* name : {"zb-v", "v-half", "v-min", "dualpipe-v"}) {
+    for (const int p : {2, 4, 8}) {
+      SCOPED_TRACE(fmt::format("{} p = {}", name, p));
+      const Schedule schedule = WithDepthReads(p, 2, 1000, name);
+      const CostModel costs = MakeUniformCost({}, schedule.num_stages(), 2);
+      const auto lowered = schedule::AddCommunication(schedule);
+      ASSERT_TRUE(lowered.ok()) << lowered.error().message;
+      const auto report = MeasureHops(lowered.value(), costs);
+      ASSERT_TRUE(report.ok()) << report.error().message;
+      EXPECT_EQ(report->hops.size(), 2 * (p - 1));  // one less than a loop: the turn is local
+      EXPECT_EQ(report->forward_bytes, 1000 * (p * (p - 1) / 2 + p * (p - 1)));
+      EXPECT_EQ(report->peak_hop_forward_bytes, 1000 * 2 * (p - 1));
+      // Backward the naive count, without the p gradients that turn on the last rank.
+      const int64_t stages = int64_t{2} * p;
+      EXPECT_EQ(report->backward_bytes, 1000 * (stages * (stages - 1) / 2 - p));
+    }
+  }
 }
 
 TEST(MeasureHops, MeetsTheTightBoundOfDepthReads) {

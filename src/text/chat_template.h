@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "text/tokenizer.h"
 

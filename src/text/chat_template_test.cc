@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "text/jinja_text.h"
 
 namespace penstock::text {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/json.h"
 #include "text/byte_level.h"
 #include "text/utf8.h"
 #include "text/vocabulary.h"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/json.h"
 #include "text/charsmap.h"
 #include "text/regex.h"
 #include "text/utf8.h"

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 
+#include "base/json.h"
 #include "text/byte_level.h"
 #include "text/regex.h"
 #include "text/utf8.h"

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 
 namespace penstock::text {

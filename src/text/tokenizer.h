@@ -27,7 +27,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "text/decoder.h"
 #include "text/gguf_vocabulary.h"

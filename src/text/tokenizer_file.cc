@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "base/json.h"
 #include "text/vocabulary.h"
 
 namespace penstock::text {

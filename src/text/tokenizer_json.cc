@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/json.h"
 #include "text/bpe.h"
 #include "text/tokenizer_file.h"
 #include "text/tokenizer_state.h"

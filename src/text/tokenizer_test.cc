@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "text/detokenizer.h"
 
 namespace penstock::text {

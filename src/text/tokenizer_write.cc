@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "base/json.h"
 #include "text/gguf_pre.h"
 #include "text/tokenizer.h"
 #include "text/utf8.h"

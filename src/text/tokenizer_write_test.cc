@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "base/json.h"
 #include "text/tokenizer.h"
 
 namespace penstock::text {

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "base/json.h"
+
 namespace penstock::trace {
 
 RankAccount AccountOf(const RankTotals& totals, double begin_s, double end_s) {

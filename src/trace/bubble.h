@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "trace/timeline.h"
 
 namespace penstock::trace {

@@ -7,6 +7,7 @@
 #include <map>
 #include <unordered_map>
 
+#include "base/json.h"
 #include "base/units.h"
 #include "schedule/schedule.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "trace/bubble.h"
 #include "trace/timeline.h"
 

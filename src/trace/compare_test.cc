@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/json.h"
 #include "trace/activations.h"
 #include "trace/critical_path.h"
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <cmath>
 
+#include "base/json.h"
 #include "base/units.h"
 #include "schedule/schedule.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "trace/timeline.h"
 
 namespace penstock::trace {

@@ -26,19 +26,29 @@ struct GridOptions {
 std::string TextGrid(const Timeline& timeline, const schedule::Schedule* schedule,
                      const GridOptions& options);
 
+// What one hop of the pipeline carries per micro-batch, and what ranks hold; for a chart.
+struct HopBytes {
+  std::string name;  // "rank 0 to 1, stage 0 to 1"
+  int64_t forward = 0;
+  int64_t backward = 0;
+};
+
 struct SvgOptions {
   std::string title;
   std::vector<std::string> notes;  // lines under the picture
   double from_s = 0;
-  double to_s = -1;        // negative: the end
-  bool memory = true;      // curve of the counter "activations" under each rank
-  double cell_width = 17;  // points that the shortest action gets, at least 1
+  double to_s = -1;                    // negative: the end
+  bool memory = true;                  // curve of the counter "activations" under each rank
+  double cell_width = 17;              // points that the shortest action gets, at least 1
+  std::vector<HopBytes> hops;          // a chart of bytes per hop under the picture
+  std::vector<int64_t> held_per_rank;  // beside it: most bytes of earlier layers' values held
 };
 
 // Ranks as rows, time to the right; kinds in colours that colour-blind readers tell apart, further
 // chunks lighter, the micro-batch in each cell, idle time hatched, the activations below each rank;
-// light or dark as the viewer prefers. Stand-alone SVG 1.1 with CSS, no script.
-// Errors: kInvalidArgument (more than 100,000 actions in the part asked for, an empty part).
+// light or dark as the viewer prefers; with `hops` a bar per hop and direction, the fullest in bold
+// (of more than 40, the fullest 40). Stand-alone SVG 1.1 with CSS, no script. Errors:
+// kInvalidArgument (more than 100,000 actions in the part asked for, an empty part).
 Result<std::string> Svg(const Timeline& timeline, const schedule::Schedule* schedule,
                         const SvgOptions& options);
 

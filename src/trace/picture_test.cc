@@ -88,6 +88,24 @@ TEST(Svg, HasACellPerActionAndEscapesItsTitle) {
   EXPECT_NE(svg.value().find(">2 M<"), std::string::npos);  // peak of rank 0
 }
 
+TEST(Svg, DrawsABarPerHopAndDirection) {
+  SvgOptions options;
+  options.hops = {{"rank 0 to 1", 4096, 2048}, {"rank 1 to 2", 8192, 8192}};
+  options.held_per_rank = {0, 1024, 3072};
+  const std::string svg = Svg(Sample(), nullptr, options).value();
+  for (const char* text : {">rank 0 to 1<", ">rank 1 to 2<", ">4.10 kB<", ">2.05 kB<",
+                           "bold\">8.19 kB<", ">rank 2<", "bold\">3.07 kB<"}) {
+    EXPECT_NE(svg.find(text), std::string::npos) << text << "\n" << svg;
+  }
+  options.hops.clear();
+  EXPECT_EQ(Svg(Sample(), nullptr, options).value().find("per hop"), std::string::npos);
+  options.hops.resize(100, {"full", 100, 100});
+  options.hops[7] = {"empty", 1, 1};
+  const std::string many = Svg(Sample(), nullptr, options).value();
+  EXPECT_NE(many.find("the fullest 40 of 100"), std::string::npos);
+  EXPECT_EQ(many.find(">empty<"), std::string::npos);
+}
+
 TEST(Svg, RefusesAnEmptyPart) {
   SvgOptions options;
   options.from_s = 100;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <numeric>
 
 #include "base/units.h"
 #include "trace/picture.h"
@@ -24,6 +25,9 @@ constexpr double kMostWidth = 16000;
 constexpr int kShades = 4;
 constexpr double kDigit = 5.7;  // width of one
 constexpr double kMostCell = 30;
+constexpr size_t kMostHops = 40;
+constexpr double kHopRow = 13;
+constexpr double kHopBar = 220;
 
 // Okabe and Ito's colour-blind-safe palette; shades of a kind are mixed towards white (or, in the
 // dark, towards black).
@@ -137,8 +141,9 @@ class SvgDrawer {
     row_step_ = kRowHeight + kRowGap + (options_.memory ? kCurveHeight : 0);
     const double rows = row_step_ * static_cast<double>(timeline_.ranks.size());
     const double bottom = kTop + rows + 18;
-    const double height = bottom + 22 + 15 * static_cast<double>(options_.notes.size());
-    const double full = std::max(kLeft + width_ + kRight, 430.0);
+    const double notes_end = bottom + 22 + 15 * static_cast<double>(options_.notes.size());
+    const double height = notes_end + ChartHeight();
+    const double full = std::max(kLeft + width_ + kRight, options_.hops.empty() ? 430.0 : 560.0);
     out_ = fmt::format(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
         "viewBox=\"0 0 {0:.0f} {1:.0f}\" role=\"img\">\n<title>{2}</title>\n<style>\n{3}</style>\n"
@@ -158,6 +163,7 @@ class SvgDrawer {
       out_ += fmt::format("<text class=\"s\" x=\"8\" y=\"{:.1f}\">{}</text>\n",
                           bottom + 20 + 15 * static_cast<double>(i), Escaped(options_.notes[i]));
     }
+    Chart(notes_end);
     out_ += "</svg>\n";
     return std::move(out_);
   }
@@ -346,6 +352,87 @@ class SvgDrawer {
           "<line class=\"axis\" x1=\"{0:.2f}\" y1=\"{1:.1f}\" x2=\"{0:.2f}\" y2=\"{2:.1f}\"/>"
           "<text class=\"s n\" x=\"{0:.2f}\" y=\"{3:.1f}\">{4}</text>\n",
           x, y, y + 4, y + 14, at_s == 0 ? "0" : FormatSeconds(at_s));
+    }
+  }
+
+  bool HoldsValues() const {
+    return std::any_of(options_.held_per_rank.begin(), options_.held_per_rank.end(),
+                       [](int64_t bytes) { return bytes > 0; });
+  }
+
+  double ChartHeight() const {
+    if (options_.hops.empty()) {
+      return 0;
+    }
+    const size_t hops = std::min(options_.hops.size(), kMostHops);
+    const size_t ranks = HoldsValues() ? std::min(options_.held_per_rank.size(), kMostHops) : 0;
+    return 24 + 2 * kHopRow * static_cast<double>(hops) +
+           (ranks == 0 ? 0 : 20 + kHopRow * static_cast<double>(ranks));
+  }
+
+  // One bar with its figure; `most` is the longest bar's.
+  void Bar(double y, const char* css, int64_t bytes, int64_t most) {
+    const double width =
+        most > 0 ? kHopBar * static_cast<double>(bytes) / static_cast<double>(most) : 0;
+    out_ += fmt::format(
+        "<rect class=\"{}\" x=\"170\" y=\"{:.1f}\" width=\"{}\" height=\"{:.0f}\"/>"
+        "<text class=\"s\" x=\"{}\" y=\"{:.1f}\"{}>{}</text>\n",
+        css, y, Short(std::max(0.5, width)), kHopRow - 3, Short(176 + width), y + 8.5,
+        bytes == most ? " font-weight=\"bold\"" : "", FormatBytes(static_cast<double>(bytes)));
+  }
+
+  void Chart(double y) {
+    if (options_.hops.empty()) {
+      return;
+    }
+    std::vector<size_t> shown(options_.hops.size());
+    std::iota(shown.begin(), shown.end(), size_t{0});
+    int64_t most = 0;
+    for (const HopBytes& hop : options_.hops) {
+      most = std::max({most, hop.forward, hop.backward});
+    }
+    if (shown.size() > kMostHops) {
+      std::stable_sort(shown.begin(), shown.end(), [this](size_t a, size_t b) {
+        const HopBytes& x = options_.hops[a];
+        const HopBytes& z = options_.hops[b];
+        return std::max(x.forward, x.backward) > std::max(z.forward, z.backward);
+      });
+      shown.resize(kMostHops);
+      std::sort(shown.begin(), shown.end());
+    }
+    out_ += fmt::format(
+        "<text class=\"s\" x=\"8\" y=\"{:.1f}\">bytes per hop of one micro-batch, forward and "
+        "backward{}</text>\n",
+        y + 10,
+        shown.size() < options_.hops.size()
+            ? fmt::format(" (the fullest {} of {})", shown.size(), options_.hops.size())
+            : "");
+    y += 20;
+    for (const size_t i : shown) {
+      const HopBytes& hop = options_.hops[i];
+      out_ += fmt::format("<text class=\"s\" x=\"8\" y=\"{:.1f}\">{}</text>\n", y + 8.5,
+                          Escaped(hop.name));
+      Bar(y, "F0", hop.forward, most);
+      Bar(y + kHopRow - 2, "B0", hop.backward, most);
+      y += 2 * kHopRow;
+    }
+    if (HoldsValues()) {
+      HeldValues(y);
+    }
+  }
+
+  void HeldValues(double y) {
+    const int64_t most =
+        *std::max_element(options_.held_per_rank.begin(), options_.held_per_rank.end());
+    out_ += fmt::format(
+        "<text class=\"s\" x=\"8\" y=\"{:.1f}\">most bytes of earlier layers' values held at "
+        "once</text>\n",
+        y + 10);
+    y += 18;
+    for (size_t r = 0; r < std::min(options_.held_per_rank.size(), kMostHops); ++r) {
+      out_ += fmt::format("<text class=\"s\" x=\"8\" y=\"{:.1f}\">rank {}</text>\n", y + 8.5, r);
+      Bar(y, "curve", options_.held_per_rank[r], most);
+      y += kHopRow;
     }
   }
 

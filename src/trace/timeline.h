@@ -201,7 +201,12 @@ class RankRecorder {
   RankId rank() const { return rank_; }
 
   // Seconds since the origin. About 25 ns.
-  double Now() const { return std::chrono::duration<double>(Clock::now() - origin_).count(); }
+  double Now() const { return At(Clock::now()); }
+
+  // A moment on this timeline's clock.
+  double At(Clock::time_point moment) const {
+    return std::chrono::duration<double>(moment - origin_).count();
+  }
 
   void Record(const schedule::Action& action, int step, double start_s, double end_s, int rows = 0,
               int64_t bytes = 0) {

@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "train/sha256.h"
 #include "weights/safetensors.h"
 

@@ -24,7 +24,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "train/optimizer.h"
 #include "weights/stored_tensor.h"

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "base/file.h"
+#include "base/json.h"
 
 namespace penstock::train {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <string>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 
 namespace penstock::train {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "base/json.h"
 #include "base/rng.h"
 #include "text/tokenizer_write.h"
 

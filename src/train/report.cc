@@ -1,5 +1,6 @@
 #include "train/report.h"
 
+#include "base/json.h"
 #include "runtime/bytes.h"
 
 namespace penstock::train {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "comm/channel.h"
 #include "tensor/memory.h"

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json.h"
 #include "kernels/training.h"
 #include "model/config.h"
 #include "model/cut.h"

@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "base/json.h"
 #include "train/sha256.h"
 
 namespace penstock::train {

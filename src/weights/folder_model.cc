@@ -6,6 +6,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "weights/derived_source.h"
 #include "weights/folder_names.h"
@@ -100,24 +101,9 @@ class FolderIndex {
   // The index's weight_map: tensor name to file name.
   static Result<std::map<std::string, std::string>> ReadWeightMap(const std::string& path) {
     PENSTOCK_TRY_ASSIGN(const std::string text, ReadFile(path, kMaxIndexBytes));
-    nlohmann::json parsed;  // a sorted map: these files have 100,000 names and more
-    try {
-      parsed = nlohmann::json::parse(text);
-    } catch (const std::exception& e) {
-      return MakeError(ErrorCode::kCorruptData, "[weights.folder] {}: not valid JSON ({})", path,
-                       e.what());
-    }
-    const auto map = parsed.is_object() ? parsed.find("weight_map") : parsed.end();
-    if (!parsed.is_object() || map == parsed.end() || !map->is_object()) {
-      return MakeError(ErrorCode::kCorruptData, "[weights.folder] {}: no object weight_map", path);
-    }
+    PENSTOCK_TRY_ASSIGN(auto members, ParseStringMap(text, path, "weight_map"));
     std::map<std::string, std::string> files;
-    for (const auto& [name, file] : map->items()) {
-      if (!file.is_string()) {
-        return MakeError(ErrorCode::kCorruptData,
-                         "[weights.folder] {}: weight_map: {} names no file", path, name);
-      }
-      const auto& file_name = file.get_ref<const std::string&>();
+    for (auto& [name, file_name] : members) {
       if (file_name.empty() || file_name.find('/') != std::string::npos ||
           file_name.find('\0') != std::string::npos || !file_name.ends_with(".safetensors")) {
         return MakeError(ErrorCode::kCorruptData,
@@ -125,7 +111,7 @@ class FolderIndex {
                          ".safetensors file of this folder",
                          path, name, file_name.substr(0, 200));
       }
-      files.emplace(name, file_name);
+      files.emplace(std::move(name), std::move(file_name));
     }
     return files;
   }

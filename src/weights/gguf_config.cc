@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/json.h"
 #include "weights/gguf_config_latent.h"
 
 namespace penstock::weights {

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "base/json.h"
+
 namespace penstock::weights {
 namespace {
 

@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "weights/gguf_set.h"
 

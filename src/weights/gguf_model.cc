@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/json.h"
 #include "weights/dequantize.h"
 #include "weights/derived_source.h"
 #include "weights/gguf_config.h"

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/json.h"
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "tensor/matrix_source.h"
 #include "weights/gguf_tokenizer.h"

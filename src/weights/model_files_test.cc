@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 
+#include "base/json.h"
 #include "model/config.h"
 #include "weights/gguf_config.h"
 #include "weights/testing_files.h"
@@ -236,7 +237,7 @@ TEST(ModelFiles, AnIndexThatLiesIsRefused) {
        "wanted the name of a .safetensors file of this folder"},
       {R"({"weight_map":{"a":"/etc/passwd"}})",
        "wanted the name of a .safetensors file of this folder"},
-      {R"({"weight_map":{"a":5}})", "a names no file"},
+      {R"({"weight_map":{"a":5}})", "a is no string"},
       {R"({"weight_map":[]})", "no object weight_map"},
       {R"({"weight_map":{}})", "names 0 files"},
       {R"([1,2])", "no object weight_map"},

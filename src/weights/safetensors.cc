@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
+
+#include "base/json.h"
 
 namespace penstock::weights {
 namespace {
@@ -314,7 +315,7 @@ Result<SafetensorsHeader> ParseSafetensors(std::span<const std::byte> bytes,
   HeaderHandler handler;
   bool good = false;
   try {
-    good = nlohmann::json::sax_parse(text, text + length, &handler);
+    good = Json::sax_parse(text, text + length, &handler);
   } catch (const std::exception& e) {
     return Corrupt(path, "the header can't be read ({})", e.what());
   }

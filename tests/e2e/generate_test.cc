@@ -162,6 +162,18 @@ TEST_F(Generate, SeveralSequencesComeInTheOrderGiven) {
   EXPECT_EQ(ids["outputs"][1]["prompt_tokens"], 2);
 }
 
+TEST_F(Generate, SequencesOfMixedKindsComeInTheOrderGiven) {
+  const Json json = RunJson(Alphabet(),
+                            {"-p", "f", "--tokens", "97", "--prompt-file", "-", "-p", "h", "-p",
+                             "d", "--tokens", "33", "102", "-n", "2"},
+                            "xyz!");
+  ASSERT_EQ(json["outputs"].size(), 7U);
+  const char* const wanted[] = {"gh", "bc", "ab", "ij", "ef", "ab", "gh"};
+  for (size_t i = 0; i < 7; ++i) {
+    EXPECT_EQ(json["outputs"][i]["text"], wanted[i]) << i;
+  }
+}
+
 TEST_F(Generate, PromptsComeFromFilesAndPipes) {
   EXPECT_EQ(Text(Alphabet(), {"--prompt-file", "-", "-n", "2"}, "xyz!"), "ab");
   WriteText(Path("prompt.txt"), "line\ne");

@@ -112,6 +112,14 @@ TEST_F(Faults, AStageThatEndsWithoutAWordIsNamed) {
   ExpectEnd(3, false, "1:F5:die", {"rank 2 (stage 2)", "2RECV_F", "rank 1 is late"});
 }
 
+TEST_F(Faults, AStageThatStallsWhileLoadingIsNoticedWithinTheDeadline) {
+  ExpectEnd(3, false, "2:LOAD:stall", {"rank 0", "nothing of rank 2", "loads"});
+  ExpectEnd(2, false, "0:LOAD:stall", {"rank 1", "nothing of rank 0", "loads"});
+  ExpectEnd(3, true, "1:LOAD:stall", {"rank 0", "nothing of rank 1", "loads"});
+  ExpectEnd(2, true, "0:LOAD:stall", {"rank 1", "nothing of rank 0", "loads"});
+  ExpectEnd(3, false, "1:LOAD:fail", {"stage 1", "loading", "declared fault"});
+}
+
 TEST_F(Faults, AProcessThatFailsEndsTheRunWithItsName) {
   ExpectEnd(3, true, "1:F5:fail", {"stage 1", "1F", "step 5", "declared fault"});
   ExpectEnd(3, true, "0:F5:fail", {"stage 0", "0F", "step 5", "declared fault"});
@@ -152,7 +160,7 @@ TEST_F(Faults, ASignalFromOutsideToOneOfThreeProcessesEndsAll) {
 }
 
 TEST_F(Faults, AFaultThatCannotBeReadIsRefused) {
-  for (const char* fault : {"1:F5", "x:F5:stall", "1:G5:stall", "1:F5:sleep"}) {
+  for (const char* fault : {"1:F5", "x:F5:stall", "1:G5:stall", "1:F5:sleep", "1:LOAD5:stall"}) {
     const Finished done =
         RunCommand(Command(2, false), "", {std::string("PENSTOCK_FAULT=") + fault});
     EXPECT_EQ(done.status, 2) << fault;
@@ -236,7 +244,27 @@ TEST_F(Interrupts, CtrlCEndsARunOfProcessesAndKeepsTheText) {
   run.Signal(SIGINT);
   const auto done = run.Wait(kLimit);
   ASSERT_TRUE(done.has_value());
+  EXPECT_EQ(done->status, 0) << done->err;
   EXPECT_NE(done->out.find(','), std::string::npos) << done->err;
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  for (const pid_t rank : ranks) {
+    EXPECT_FALSE(Exists(rank));
+  }
+}
+
+TEST_F(Interrupts, ASecondCtrlCEndsARunOfProcessesThatDoesNotAnswer) {
+  Running run(Command(2, true, 60), "", {"PENSTOCK_FAULT=1:F5:stall"});
+  for (int tries = 0; tries < 600 && run.Children().size() < 2; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  const std::vector<pid_t> ranks = run.Children();
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  run.Signal(SIGINT);
+  EXPECT_FALSE(run.Wait(1.0).has_value());
+  run.Signal(SIGINT);
+  const auto done = run.Wait(20);
+  ASSERT_TRUE(done.has_value());
+  EXPECT_NE(done->status, 0);
   std::this_thread::sleep_for(std::chrono::seconds(1));
   for (const pid_t rank : ranks) {
     EXPECT_FALSE(Exists(rank));

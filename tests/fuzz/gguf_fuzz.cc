@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/json.h"
 #include "model/config.h"
 #include "weights/gguf_model.h"
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/json.h"
 #include "base/rng.h"
 
 namespace penstock::testing {

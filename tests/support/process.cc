@@ -85,15 +85,35 @@ Running::~Running() {
   }
 }
 
-std::vector<pid_t> Running::Children() const {
+namespace {
+
+std::vector<pid_t> ChildrenOf(pid_t parent) {
   std::vector<pid_t> children;
-  const std::string tasks = "/proc/" + std::to_string(pid_) + "/task";
+  const std::string tasks = "/proc/" + std::to_string(parent) + "/task";
   std::error_code ignored;
   for (const auto& task : std::filesystem::directory_iterator(tasks, ignored)) {
     std::ifstream list(task.path() / "children");
     pid_t child = 0;
     while (list >> child) {
       children.push_back(child);
+    }
+  }
+  return children;
+}
+
+bool IsMpirun(pid_t process) {
+  std::ifstream name("/proc/" + std::to_string(process) + "/comm");
+  std::string text;
+  return (name >> text) && (text == "mpirun" || text == "orterun");
+}
+
+}  // namespace
+
+std::vector<pid_t> Running::Children() const {
+  std::vector<pid_t> children = ChildrenOf(pid_);
+  for (const pid_t child : children) {
+    if (IsMpirun(child)) {
+      return ChildrenOf(child);
     }
   }
   return children;

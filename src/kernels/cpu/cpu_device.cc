@@ -38,13 +38,30 @@ std::string_view WeightTypeName(WeightType type) {
   return "";
 }
 
+namespace {
+
+const GemmKernels& KernelsFor(Isa isa) {
+  switch (isa) {
+    case Isa::kAvx2:
+      return GemmKernelsAvx2();
+    case Isa::kAvx512Vnni:
+      return GemmKernelsAvx512Vnni();
+    case Isa::kAvx512:
+    case Isa::kAmx:
+      break;
+  }
+  return GemmKernelsAvx512();
+}
+
+}  // namespace
+
 CpuDevice::CpuDevice(Isa isa, const CpuOptions& options)
     : isa_(isa),
-      kernels_(isa == Isa::kAvx2 ? GemmKernelsAvx2() : GemmKernelsAvx512()),
+      kernels_(KernelsFor(isa)),
       pool_(options.threads, options.pin ? options.cores : std::vector<int>()) {}
 
 std::string CpuDevice::Description() const {
-  const char* extras = isa_ == Isa::kAvx2 ? "" : " (bf16, vnni)";
+  const char* extras = isa_ >= Isa::kAvx512 ? " (bf16, vnni)" : "";
   return fmt::format("cpu {}{}, {} thread{}", InstructionSet(), extras, pool_.threads(),
                      pool_.threads() == 1 ? "" : "s");
 }

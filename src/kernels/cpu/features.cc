@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace penstock::kernels {
@@ -48,6 +49,8 @@ std::string_view IsaName(Isa isa) {
   switch (isa) {
     case Isa::kAvx2:
       return "avx2";
+    case Isa::kAvx512Vnni:
+      return "avx512_vnni";
     case Isa::kAvx512:
       return "avx512";
     case Isa::kAmx:
@@ -58,13 +61,17 @@ std::string_view IsaName(Isa isa) {
 
 Result<Isa> DetectIsa(std::string_view max_isa) {
   Isa cap = Isa::kAmx;
-  if (max_isa == "avx2") {
-    cap = Isa::kAvx2;
-  } else if (max_isa == "avx512") {
-    cap = Isa::kAvx512;
-  } else if (!max_isa.empty() && max_isa != "amx") {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[kernels.cpu] PENSTOCK_MAX_ISA is '{}', wanted avx2, avx512 or amx", max_isa);
+  bool known = max_isa.empty();
+  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512Vnni, Isa::kAvx512, Isa::kAmx}) {
+    if (max_isa == IsaName(isa)) {
+      cap = isa;
+      known = true;
+    }
+  }
+  if (!known) {
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[kernels.cpu] PENSTOCK_MAX_ISA is '{}', wanted avx2, avx512_vnni, avx512 or amx", max_isa);
   }
 
   const CpuidLeaf one = Cpuid(1, 0);
@@ -76,16 +83,19 @@ Result<Isa> DetectIsa(std::string_view max_isa) {
                      "[kernels.cpu] this processor has no AVX2 with FMA and F16C, wanted at least "
                      "these");
   }
-  // F, DQ, BW, VL; VNNI; BF16.
-  const bool avx512 = (states & 0xe6) == 0xe6 && Bit(seven.ebx, 16) && Bit(seven.ebx, 17) &&
-                      Bit(seven.ebx, 30) && Bit(seven.ebx, 31) && Bit(seven.ecx, 11) &&
-                      Bit(Cpuid(7, 1).eax, 5);
-  if (!avx512 || cap == Isa::kAvx2) {
-    return Isa::kAvx2;
+  // F, DQ, BW, VL; VNNI.
+  const bool vnni = (states & 0xe6) == 0xe6 && Bit(seven.ebx, 16) && Bit(seven.ebx, 17) &&
+                    Bit(seven.ebx, 30) && Bit(seven.ebx, 31) && Bit(seven.ecx, 11);
+  Isa best = Isa::kAvx2;
+  if (vnni) {
+    best = Bit(Cpuid(7, 1).eax, 5) ? Isa::kAvx512 : Isa::kAvx512Vnni;
   }
   const bool tiles = (states & 0x60000) == 0x60000 && Bit(seven.edx, 22) && Bit(seven.edx, 24) &&
                      Bit(seven.edx, 25);
-  return cap == Isa::kAmx && tiles && RequestTiles() ? Isa::kAmx : Isa::kAvx512;
+  if (best == Isa::kAvx512 && cap == Isa::kAmx && tiles && RequestTiles()) {
+    best = Isa::kAmx;
+  }
+  return std::min(best, cap);
 }
 
 void CapHighway(Isa isa) {

@@ -84,5 +84,8 @@ struct GemmKernels {
 
 const GemmKernels& GemmKernelsAvx2();
 const GemmKernels& GemmKernelsAvx512();
+// Without BF16: bf16 weights are widened, activations are rounded float32. Other bits, the same
+// rounding of inputs.
+const GemmKernels& GemmKernelsAvx512Vnni();
 
 }  // namespace penstock::kernels

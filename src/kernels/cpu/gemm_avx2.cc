@@ -218,6 +218,7 @@ struct OpInt4 : FloatSums {
   static constexpr int64_t kWordBytes = kMinima ? 320 : 288;
   static constexpr int64_t kActivationBytes = kInt4ActivationBytes;
   static constexpr bool kStripOuter = true;
+  static constexpr bool kFewRegisters = true;
   static constexpr int kRows[5] = {0, 4, 2, 0, 1};
 
   static F Halves(const std::byte* p) {
@@ -246,26 +247,54 @@ struct OpInt4 : FloatSums {
 
   static A LoadA(const std::byte* a) { return a; }
 
+  // Half h of a strip: the sum of a block's products becomes part of the output.
+  static void Add(Acc& acc, int h, __m256i pairs, A a, const F& scale, const F& minimum) {
+    __m256i sum = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    if constexpr (!kMinima) {
+      sum = _mm256_add_epi32(sum, _mm256_set1_epi32(Word(a + 36)));
+    }
+    acc.v[h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum),
+                               _mm256_mul_ps(BroadcastFloat(a + 32), scale.v[h]), acc.v[h]);
+    if constexpr (kMinima) {
+      acc.v[h] = _mm256_fmadd_ps(BroadcastFloat(a + 36), minimum.v[h], acc.v[h]);
+    }
+  }
+
+  static __m256i Products(__m256i q, A a, int i) {
+    return _mm256_maddubs_epi16(q, _mm256_set1_epi32(Word(a + 4 * i)));
+  }
+
   static void Dot(Acc& acc, A a, const W& w) {
-    const __m256i ones = _mm256_set1_epi16(1);
-    const __m256 x_scale = BroadcastFloat(a + 32);
     PENSTOCK_UNROLL
     for (int h = 0; h < 2; ++h) {
       __m256i pairs = _mm256_setzero_si256();
       PENSTOCK_UNROLL
       for (int i = 0; i < 8; ++i) {
+        pairs = _mm256_add_epi16(pairs, Products(w.q[i][h], a, i));
+      }
+      Add(acc, h, pairs, a, w.scale, w.minimum);
+    }
+  }
+
+  // One row: each word is unpacked, used and forgotten. Integers, so the order of the sum is free.
+  static void DotOnce(Acc& acc, A a, const std::byte* group, int64_t strip, int64_t width) {
+    const __m256i low = _mm256_set1_epi8(15);
+    const F scale = Halves(group + width * 256 + strip * 32);
+    F minimum{};
+    if constexpr (kMinima) {
+      minimum = Halves(group + width * 288 + strip * 32);
+    }
+    PENSTOCK_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      __m256i pairs = _mm256_setzero_si256();
+      PENSTOCK_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const __m256i q = LoadInts(group + strip * 256 + i * 64 + h * 32);
+        pairs = _mm256_add_epi16(pairs, Products(_mm256_and_si256(q, low), a, i));
         pairs = _mm256_add_epi16(
-            pairs, _mm256_maddubs_epi16(w.q[i][h], _mm256_set1_epi32(Word(a + 4 * i))));
+            pairs, Products(_mm256_and_si256(_mm256_srli_epi16(q, 4), low), a, 4 + i));
       }
-      __m256i sum = _mm256_madd_epi16(pairs, ones);
-      if constexpr (!kMinima) {
-        sum = _mm256_add_epi32(sum, _mm256_set1_epi32(Word(a + 36)));
-      }
-      acc.v[h] =
-          _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(x_scale, w.scale.v[h]), acc.v[h]);
-      if constexpr (kMinima) {
-        acc.v[h] = _mm256_fmadd_ps(BroadcastFloat(a + 36), w.minimum.v[h], acc.v[h]);
-      }
+      Add(acc, h, pairs, a, scale, minimum);
     }
   }
 };

@@ -1,4 +1,5 @@
-// Micro kernels for AVX-512 with VNNI and BF16.
+// Micro kernels for AVX-512 with VNNI, and with BF16 or without. Only intrinsics name instructions
+// of BF16: the compiler makes none of its own.
 
 #include <hwy/base.h>
 #include <immintrin.h>
@@ -86,6 +87,42 @@ struct OpBf16 : FloatSums {
   }
 };
 
+// For processors without BF16: weights are widened in registers; the activations are float32 that
+// were rounded to bf16.
+struct OpWideBf16 : FloatSums {
+  struct W {
+    __m512 even;
+    __m512 odd;
+  };
+
+  struct A {
+    __m512 even;
+    __m512 odd;
+  };
+
+  static constexpr int64_t kWordBytes = 64;
+  static constexpr int64_t kActivationBytes = 8;
+  static constexpr bool kStripOuter = false;
+  static constexpr int kRows[5] = {0, 4, 4, 4, 4};
+
+  static W LoadW(const std::byte* group, int64_t strip, int64_t /*width*/) {
+    const __m512i pair = _mm512_loadu_si512(group + strip * kWordBytes);
+    const __m512i high = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000U));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)),
+            _mm512_castsi512_ps(_mm512_and_si512(pair, high))};
+  }
+
+  static A LoadA(const std::byte* a) {
+    return {_mm512_castsi512_ps(_mm512_set1_epi32(Word(a))),
+            _mm512_castsi512_ps(_mm512_set1_epi32(Word(a + 4)))};
+  }
+
+  static void Dot(Acc& acc, const A& a, const W& w) {
+    acc = _mm512_fmadd_ps(a.even, w.even, acc);
+    acc = _mm512_fmadd_ps(a.odd, w.odd, acc);
+  }
+};
+
 struct OpInt8 {
   using Acc = __m512i;
   using W = __m512i;
@@ -131,6 +168,7 @@ struct OpInt4 : FloatSums {
   static constexpr int64_t kWordBytes = kMinima ? 320 : 288;
   static constexpr int64_t kActivationBytes = kInt4ActivationBytes;
   static constexpr bool kStripOuter = true;
+  static constexpr bool kFewRegisters = false;
   static constexpr int kRows[5] = {0, 4, 4, 4, 4};
 
   static __m512 Halves(const std::byte* p) {
@@ -184,6 +222,19 @@ const GemmKernels& GemmKernelsAvx512() {
       avx512::Gemm<avx512::OpInt4<true>>,
       true,
       false,
+  };
+  return kKernels;
+}
+
+const GemmKernels& GemmKernelsAvx512Vnni() {
+  static constexpr GemmKernels kKernels = {
+      avx512::Gemm<avx512::OpF32>,
+      avx512::Gemm<avx512::OpWideBf16>,
+      avx512::Gemm<avx512::OpInt8>,
+      avx512::Gemm<avx512::OpInt4<false>>,
+      avx512::Gemm<avx512::OpInt4<true>>,
+      true,
+      true,
   };
   return kKernels;
 }

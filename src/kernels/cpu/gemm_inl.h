@@ -7,6 +7,7 @@
 //   kWordBytes                bytes of weights per group and strip
 //   kActivationBytes          bytes of activations per group
 //   kStripOuter               W fills the registers: finish one strip before the next
+//   kFewRegisters             of those: W does not even fit, and DotOnce unpacks as it goes
 //   kRows[1..4]               rows of a tile for that number of strips; 0: not used
 //   LoadW(group, strip, width), LoadA(pointer), Dot(acc, a, w)
 //   LoadState, StoreState     sums between blocks of groups
@@ -54,6 +55,10 @@ HWY_INLINE void Accumulate(const GemmArgs& args, const Piece& piece, int64_t fir
     if constexpr (Op::kStripOuter) {
       PENSTOCK_UNROLL
       for (int v = 0; v < kStrips; ++v) {
+        if constexpr (kTileRows == 1 && Op::kFewRegisters) {
+          Op::DotOnce(acc[0][v], Op::LoadA(a), w, strip + v, piece.width);
+          continue;
+        }
         const typename Op::W word = Op::LoadW(w, strip + v, piece.width);
         PENSTOCK_UNROLL
         for (int m = 0; m < kTileRows; ++m) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string>
 
+#include "base/json.h"
 #include "model/decoder.h"
 #include "model/families/families.h"
 #include "model/known_keys.h"

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "base/json.h"
 #include "model/decoder.h"
 #include "model/families/families.h"
 #include "model/known_keys.h"

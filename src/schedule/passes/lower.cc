@@ -23,6 +23,7 @@ class Lowering {
       : in_(schedule),
         out_(out),
         credits_(static_cast<size_t>(options.credits)),
+        rendezvous_(options.rendezvous),
         table_(FindLinks(schedule, options)),
         per_link_(static_cast<size_t>(schedule.total_micro_batches()) *
                   static_cast<size_t>(schedule.slices)),
@@ -194,6 +195,8 @@ class Lowering {
     RankState& state = ranks_[static_cast<size_t>(rank)];
     auto& waiting = waiting_in_link_[static_cast<size_t>(link)];
     const int receiver = ReceiverOf(link);
+    if (rendezvous_)
+      return Meet(rank, receiver, link, IdOf(link, a));
     if (waiting.size() >= credits_) {
       stuck_sender_[static_cast<size_t>(link)] = rank;
       ranks_[static_cast<size_t>(receiver)].requests.push_back(link);
@@ -210,6 +213,21 @@ class Lowering {
     // waits on.
     if (!ranks_[static_cast<size_t>(receiver)].queued)
       Wake(receiver, state.clock);
+    return true;
+  }
+
+  // Both ends at once, each after what its rank has done so far: what is written down in this order
+  // can be run in this order, so that no rank ever waits for one that waits.
+  bool Meet(int rank, int receiver, int link, size_t id) {
+    RankState& state = ranks_[static_cast<size_t>(rank)];
+    RankState& other = ranks_[static_cast<size_t>(receiver)];
+    Emit(rank, MessageAction(link, id, true));
+    Emit(receiver, MessageAction(link, id, false));
+    state.clock = std::max(state.clock, other.clock);
+    messages_[id].sent = state.clock;
+    messages_[id].taken = true;
+    ++state.at;
+    Wake(receiver, state.clock);
     return true;
   }
 
@@ -296,6 +314,7 @@ class Lowering {
   const Schedule& in_;
   Schedule& out_;
   size_t credits_;
+  bool rendezvous_;
   LinkTable table_;
   size_t per_link_;
   std::vector<MessageState> messages_;
