@@ -5,6 +5,7 @@
 #include <set>
 
 #include "base/config_path.h"
+#include "base/json.h"
 #include "model/config.h"
 #include "model/cut.h"
 

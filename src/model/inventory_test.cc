@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "base/json.h"
 #include "model/config.h"
 
 namespace penstock::model {

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/json.h"
 #include "weights/model_files.h"
 #include "weights/testing_files.h"
 
