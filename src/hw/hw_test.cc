@@ -26,7 +26,7 @@ latency_s = 1e-5
 bandwidth_bytes_per_s = 25e9
 )";
 
-Result<System> Parse(std::string text) {
+Result<System> Parse(const std::string& text) {
   auto table = ParseToml(text, "x.toml");
   EXPECT_TRUE(table.ok());
   return ParseSystem(table.value(), "x");
