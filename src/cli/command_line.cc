@@ -62,11 +62,6 @@ Flag* Flag::Range(int64_t low, int64_t high) {
   return this;
 }
 
-Flag* Flag::RealRange(double low, double high) {
-  impl_->option->check(CLI::Range(low, high));
-  return this;
-}
-
 namespace {
 
 // As the library's validators, whose complaint names the largest double.

@@ -64,7 +64,6 @@ class Flag {
 
   // What values are taken. `check` gives the complaint about a value, "" when it is fine.
   Flag* Range(int64_t low, int64_t high);
-  Flag* RealRange(double low, double high);
   Flag* Positive();
   Flag* NotNegative();
   Flag* OneOf(const std::vector<std::string>& words);

@@ -157,6 +157,25 @@ void AddModelFlags(Verb& verb, ModelFlags& flags) {
       ->TypeName("S");
 }
 
+Result<int64_t> ReadMemoryLimit(const std::string& text) {
+  if (text.empty()) {
+    return 0;
+  }
+  PENSTOCK_TRY_ASSIGN(const int64_t bytes, ParseBytes(text, "--memory"));
+  if (bytes == 0) {
+    return MakeError(ErrorCode::kInvalidArgument, "[cli.flags] --memory: got 0 bytes, wanted more");
+  }
+  return bytes;
+}
+
+Result<double> ReadDeadline(double seconds) {
+  if (!(seconds >= 0.01 && seconds <= 86400)) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.flags] --deadline: got {}, wanted 0.01 to 86400 seconds", seconds);
+  }
+  return seconds;
+}
+
 Result<serve::RunOptions> ToRunOptions(const ModelFlags& flags) {
   serve::RunOptions options;
   options.stages = flags.stages;
@@ -167,19 +186,8 @@ Result<serve::RunOptions> ToRunOptions(const ModelFlags& flags) {
   PENSTOCK_TRY_ASSIGN(options.kv_type, ParseKv(flags.kv));
   options.context = flags.context;
   options.prefill_chunk = flags.prefill_chunk;
-  if (!flags.memory.empty()) {
-    PENSTOCK_TRY_ASSIGN(options.memory_bytes, ParseBytes(flags.memory, "--memory"));
-    if (options.memory_bytes == 0) {
-      return MakeError(ErrorCode::kInvalidArgument,
-                       "[cli.flags] --memory: got 0 bytes, wanted more");
-    }
-  }
-  if (!(flags.deadline_s >= 0.01 && flags.deadline_s <= 86400)) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[cli.flags] --deadline: got {}, wanted 0.01 to 86400 seconds",
-                     flags.deadline_s);
-  }
-  options.deadline_s = flags.deadline_s;
+  PENSTOCK_TRY_ASSIGN(options.memory_bytes, ReadMemoryLimit(flags.memory));
+  PENSTOCK_TRY_ASSIGN(options.deadline_s, ReadDeadline(flags.deadline_s));
   return options;
 }
 

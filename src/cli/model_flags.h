@@ -37,6 +37,13 @@ void AddModelFlags(Verb& verb, ModelFlags& flags);
 // Errors: kInvalidArgument naming the flag.
 Result<serve::RunOptions> ToRunOptions(const ModelFlags& flags);
 
+// `--memory` in bytes, more than 0; 0 where the flag is not given. Errors: kInvalidArgument.
+Result<int64_t> ReadMemoryLimit(const std::string& text);
+
+// `--deadline` in seconds, within 0.01 and a day: a wait without end is not offered. Errors:
+// kInvalidArgument.
+Result<double> ReadDeadline(double seconds);
+
 // "1,2,3" or white space between. Errors: kInvalidArgument naming `what` and the bad part.
 Result<std::vector<int32_t>> ParseIds(const std::string& text, const std::string& what);
 

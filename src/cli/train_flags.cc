@@ -1,6 +1,5 @@
 #include "cli/train_flags.h"
 
-#include "base/units.h"
 #include "cli/model_flags.h"
 
 namespace penstock::cli {
@@ -45,19 +44,8 @@ Result<train::TrainConfig> ReadConfig(const TrainFlags& flags) {
 Result<train::TrainOptions> ToTrainOptions(const TrainFlags& flags) {
   train::TrainOptions options;
   options.threads = static_cast<int>(flags.threads);
-  if (!flags.memory.empty()) {
-    PENSTOCK_TRY_ASSIGN(options.memory_bytes, ParseBytes(flags.memory, "--memory"));
-    if (options.memory_bytes == 0) {
-      return MakeError(ErrorCode::kInvalidArgument,
-                       "[cli.flags] --memory: got 0 bytes, wanted more");
-    }
-  }
-  if (!(flags.deadline_s >= 0.01 && flags.deadline_s <= 86400)) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[cli.flags] --deadline: got {}, wanted 0.01 to 86400 seconds",
-                     flags.deadline_s);
-  }
-  options.deadline_s = flags.deadline_s;
+  PENSTOCK_TRY_ASSIGN(options.memory_bytes, ReadMemoryLimit(flags.memory));
+  PENSTOCK_TRY_ASSIGN(options.deadline_s, ReadDeadline(flags.deadline_s));
   return options;
 }
 

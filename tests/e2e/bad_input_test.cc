@@ -116,6 +116,17 @@ TEST_F(BadInput, StagesAndCutsThatNoModelHas) {
   ExpectRunRefused({"--cut", "2", "--stages", "3"}, {"--stages 3", "--cut"});
 }
 
+TEST_F(BadInput, GradientsRefuseWaitsWithoutEndAndNoMemory) {
+  for (const std::string value : {"0", "-1", "nan", "1e9"}) {
+    ExpectRefused({"gradients", "-m", Tiny(), "--tokens", "1,2,3", "-o", Path("g.safetensors"),
+                   "--deadline", value},
+                  {"--deadline", "0.01 to 86400"});
+  }
+  ExpectRefused({"gradients", "-m", Tiny(), "--tokens", "1,2,3", "-o", Path("g.safetensors"),
+                 "--memory", "0"},
+                {"--memory", "0 bytes"});
+}
+
 TEST_F(BadInput, FlagsOutOfTheirRange) {
   for (const std::string flag : {"--threads", "-n", "--groups", "--prefill-chunk", "--context"}) {
     for (const std::string value : {"0", "-1", "x", "1.5", "99999999999999999999"}) {
