@@ -2,28 +2,10 @@
 
 #include <array>
 
+#include "runtime/activation_map.h"
+
 namespace penstock::runtime {
 namespace {
-
-kernels::Activation Convert(model::Activation activation) {
-  switch (activation) {
-    case model::Activation::kSilu:
-      return kernels::Activation::kSilu;
-    case model::Activation::kGeluTanh:
-      return kernels::Activation::kGeluTanh;
-    case model::Activation::kGelu:
-      return kernels::Activation::kGelu;
-    case model::Activation::kRelu:
-      return kernels::Activation::kRelu;
-    case model::Activation::kReluSquared:
-      return kernels::Activation::kReluSquared;
-    case model::Activation::kSigmoid:
-      return kernels::Activation::kSigmoid;
-    case model::Activation::kSitu:
-      return kernels::Activation::kSitu;
-  }
-  return kernels::Activation::kSilu;
-}
 
 class Binder {
  public:
@@ -136,7 +118,7 @@ class Binder {
       weights.push_back(context_.weights.vector(id));
     }
     return [&cache = State<kernels::SlotCache>(params.state), pool = Pool(params.state), weights,
-            taps = params.taps, act = Convert(params.activation), from = op_.inputs,
+            taps = params.taps, act = ConvertActivation(params.activation), from = op_.inputs,
             to = op_.outputs](const StepInput& in) {
       std::vector<Tensor> x;
       std::vector<Tensor> y;
@@ -173,14 +155,14 @@ class Binder {
         in.device.Situ(situ, in.value(gate), in.value(up), in.value(y));
       };
     }
-    return [act = Convert(params.activation), gate = In(), up = op_.inputs[1],
+    return [act = ConvertActivation(params.activation), gate = In(), up = op_.inputs[1],
             y = Out()](const StepInput& in) {
       in.device.Gated(act, in.value(gate), in.value(up), in.value(y));
     };
   }
 
   RunOp operator()(const model::ActivationOp& params) const {
-    return [act = Convert(params.activation), x = In(), y = Out()](const StepInput& in) {
+    return [act = ConvertActivation(params.activation), x = In(), y = Out()](const StepInput& in) {
       in.device.Act(act, in.value(x), in.value(y));
     };
   }
@@ -203,7 +185,7 @@ class Binder {
       moe.normalize = params.normalize;
       moe.chosen = params.chosen;
       moe.weight_scale = params.weight_scale;
-      moe.activation = Convert(params.activation);
+      moe.activation = ConvertActivation(params.activation);
       moe.situ = {params.beta, params.linear_beta};
       moe.groups = params.groups;
       moe.chosen_groups = params.chosen_groups;

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "runtime/activation_map.h"
 #include "runtime/train_op.h"
 
 namespace penstock::runtime {
@@ -51,8 +52,5 @@ std::unique_ptr<TrainOp> MakeStreamWeights(const model::Op& op,
                                            const model::StreamWeightsOp& params);
 std::unique_ptr<TrainOp> MakeStreamRead(const model::Op& op, const model::StreamReadOp& params);
 std::unique_ptr<TrainOp> MakeStreamWrite(const model::Op& op, const model::StreamWriteOp& params);
-
-// The kernels' name of an activation.
-kernels::Activation ConvertActivation(model::Activation activation);
 
 }  // namespace penstock::runtime

@@ -228,26 +228,6 @@ class LossTrainOp final : public TrainOp {
 
 }  // namespace
 
-kernels::Activation ConvertActivation(model::Activation activation) {
-  switch (activation) {
-    case model::Activation::kSilu:
-      return kernels::Activation::kSilu;
-    case model::Activation::kGeluTanh:
-      return kernels::Activation::kGeluTanh;
-    case model::Activation::kGelu:
-      return kernels::Activation::kGelu;
-    case model::Activation::kRelu:
-      return kernels::Activation::kRelu;
-    case model::Activation::kReluSquared:
-      return kernels::Activation::kReluSquared;
-    case model::Activation::kSigmoid:
-      return kernels::Activation::kSigmoid;
-    case model::Activation::kSitu:
-      return kernels::Activation::kSitu;
-  }
-  return kernels::Activation::kSilu;
-}
-
 std::unique_ptr<TrainOp> MakeRmsNorm(const model::Op& op, const model::RmsNormOp& params) {
   return std::make_unique<RmsNormTrainOp>(op, params);
 }
