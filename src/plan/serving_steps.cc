@@ -1,9 +1,9 @@
 #include "plan/serving_steps.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "base/check.h"
+#include "plan/prefill_chunks.h"
 
 namespace penstock::plan {
 
@@ -31,19 +31,6 @@ ServingSteps::ServingSteps(const StepRules& rules, const std::vector<Request>& r
   }
 }
 
-double ServingSteps::Cost(int64_t prefix, int64_t rows) const {
-  const auto n = static_cast<double>(rows);
-  return n + rules_.attention_share * n * (static_cast<double>(prefix) + n / 2);
-}
-
-int64_t ServingSteps::ChunkRows(int64_t prefix, double cost) const {
-  // n + r n (x + n/2) = cost
-  const double r = rules_.attention_share;
-  const double b = 1 + r * static_cast<double>(prefix);
-  const double n = r <= 0 ? cost : (std::sqrt(b * b + 2 * r * cost) - b) / r;
-  return std::max<int64_t>(1, static_cast<int64_t>(n + 0.5));
-}
-
 void ServingSteps::AddRows(Step& step, int32_t sequence, int64_t rows) {
   Sequence& s = sequences_[static_cast<size_t>(sequence)];
   const int64_t first = s.computed;
@@ -68,7 +55,8 @@ void ServingSteps::AddDecodeRows(Step& step) {
 }
 
 void ServingSteps::AddPrefillRows(Step& step) {
-  double budget = Cost(0, rules_.prefill_chunk) - static_cast<double>(step.rows());
+  double budget =
+      ChunkCost(rules_.attention_share, 0, rules_.prefill_chunk) - static_cast<double>(step.rows());
   for (const int32_t sequence : active_) {
     const Sequence& s = sequences_[static_cast<size_t>(sequence)];
     if (s.phase != Phase::kPrefill) {
@@ -79,8 +67,9 @@ void ServingSteps::AddPrefillRows(Step& step) {
       return;
     }
     const int64_t prefix = s.computed;
-    const int64_t rows = std::min({room, ChunkRows(prefix, budget), s.length - prefix});
-    budget -= Cost(prefix, rows);
+    const int64_t rows =
+        std::min({room, ChunkRows(rules_.attention_share, prefix, budget), s.length - prefix});
+    budget -= ChunkCost(rules_.attention_share, prefix, rows);
     AddRows(step, sequence, rows);
   }
 }

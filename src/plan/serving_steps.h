@@ -65,8 +65,6 @@ class ServingSteps {
   void AddRows(Step& step, int32_t sequence, int64_t rows);
   void AddDecodeRows(Step& step);
   void AddPrefillRows(Step& step);
-  double Cost(int64_t prefix, int64_t rows) const;
-  int64_t ChunkRows(int64_t prefix, double cost) const;
 
   StepRules rules_;
   std::vector<Sequence> sequences_;

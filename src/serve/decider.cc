@@ -1,7 +1,8 @@
 #include "serve/decider.h"
 
 #include <algorithm>
-#include <cmath>
+
+#include "plan/prefill_chunks.h"
 
 namespace penstock::serve {
 
@@ -61,19 +62,6 @@ Result<> Decider::Continue(int32_t sequence, std::span<const int32_t> tokens, in
   return {};
 }
 
-double Decider::Cost(int64_t prefix, int64_t rows) const {
-  const auto n = static_cast<double>(rows);
-  return n + config_.attention_share * n * (static_cast<double>(prefix) + n / 2);
-}
-
-int64_t Decider::ChunkRows(int64_t prefix, double cost) const {
-  // n + r n (x + n/2) = cost
-  const double r = config_.attention_share;
-  const double b = 1 + r * static_cast<double>(prefix);
-  const double n = r <= 0 ? cost : (std::sqrt(b * b + 2 * r * cost) - b) / r;
-  return std::max<int64_t>(1, static_cast<int64_t>(n + 0.5));
-}
-
 void Decider::AddRows(StepPlan& plan, int32_t sequence, int64_t rows) {
   Sequence& s = At(sequence);
   blocks_.Extend(sequence, s.computed, rows);
@@ -107,7 +95,8 @@ void Decider::AddDecodeRows(StepPlan& plan) {
 }
 
 void Decider::AddPrefillRows(StepPlan& plan) {
-  double budget = Cost(0, config_.prefill_chunk) - static_cast<double>(plan.rows());
+  double budget = plan::ChunkCost(config_.attention_share, 0, config_.prefill_chunk) -
+                  static_cast<double>(plan.rows());
   for (const int32_t sequence : active_) {
     const Sequence& s = At(sequence);
     if (s.phase != Phase::kPrefill) {
@@ -118,9 +107,9 @@ void Decider::AddPrefillRows(StepPlan& plan) {
       return;
     }
     const int64_t prefix = s.computed;
-    const int64_t rows =
-        std::min({room, ChunkRows(prefix, budget), static_cast<int64_t>(s.tokens.size()) - prefix});
-    budget -= Cost(prefix, rows);
+    const int64_t rows = std::min({room, plan::ChunkRows(config_.attention_share, prefix, budget),
+                                   static_cast<int64_t>(s.tokens.size()) - prefix});
+    budget -= plan::ChunkCost(config_.attention_share, prefix, rows);
     AddRows(plan, sequence, rows);
   }
 }

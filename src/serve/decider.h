@@ -106,8 +106,6 @@ class Decider {
   void AddDecodeRows(runtime::StepPlan& plan);
   void AddPrefillRows(runtime::StepPlan& plan);
   // Rows that cost as much as a first chunk, for a sequence whose prefix is this long.
-  int64_t ChunkRows(int64_t prefix, double cost) const;
-  double Cost(int64_t prefix, int64_t rows) const;
 
   DeciderConfig config_;
   BlockManager blocks_;
