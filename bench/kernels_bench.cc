@@ -17,58 +17,10 @@
 #include "bench/peaks.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/device.h"
+#include "kernels/number_source.h"
 
 namespace penstock::kernels {
 namespace {
-
-std::vector<float> Numbers(int64_t count) {
-  std::vector<float> values(static_cast<size_t>(count));
-  uint32_t state = 1;
-  for (float& value : values) {
-    state = state * 1664525 + 1013904223;
-    value = static_cast<float>(static_cast<int32_t>(state)) * 0x1p-31F;
-  }
-  return values;
-}
-
-// A matrix of cheap numbers; as float32, or as q4_0 blocks.
-class Source final : public MatrixSource {
- public:
-  Source(int64_t rows, int64_t columns, DType type)
-      : rows_(rows), columns_(columns), type_(type), row_(Numbers(columns)) {
-    raw_.resize(static_cast<size_t>(RowBytes(DType::kQ4_0, (columns + 31) / 32 * 32)),
-                std::byte{0x24});
-  }
-
-  const std::string& name() const override { return name_; }
-
-  int64_t rows() const override { return rows_; }
-
-  int64_t columns() const override { return columns_; }
-
-  DType type() const override { return type_; }
-
-  Result<> ReadRows(int64_t begin, int64_t count, std::span<float> out) const override {
-    for (int64_t r = 0; r < count; ++r) {
-      const auto shift = static_cast<size_t>((begin + r) * 31 % columns_);
-      std::rotate_copy(row_.begin(), row_.begin() + static_cast<std::ptrdiff_t>(shift), row_.end(),
-                       out.begin() + r * columns_);
-    }
-    return {};
-  }
-
-  std::span<const std::byte> RawRow(int64_t /*row*/) const override { return raw_; }
-
-  void DropPages() const override {}
-
- private:
-  std::string name_ = "bench";
-  int64_t rows_;
-  int64_t columns_;
-  DType type_;
-  std::vector<float> row_;
-  std::vector<std::byte> raw_;
-};
 
 std::unique_ptr<Device> MakeDevice(int threads) {
   CpuOptions options;
@@ -94,8 +46,8 @@ void Linear(benchmark::State& state, WeightType type, const Shape& shape, int64_
             int threads) {
   auto device = MakeDevice(threads);
   MemoryAccount account;
-  const Source source(shape.outputs, shape.inputs,
-                      type == WeightType::kInt4 ? DType::kQ4_0 : DType::kF32);
+  const NumberSource source(shape.outputs, shape.inputs,
+                            type == WeightType::kInt4 ? DType::kQ4_0 : DType::kF32);
   const MatrixSource* parts[] = {&source};
   // As many copies as exceed the last cache: layers follow one another and none is cached.
   std::vector<std::unique_ptr<Matrix>> copies;
