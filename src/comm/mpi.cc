@@ -23,8 +23,11 @@ namespace {
 constexpr int kCreditTag = 16384;
 constexpr double kDrainLimit_s = 30;
 
+constexpr int kKinds = 8;  // room for LaneKind in a tag
+constexpr int32_t kMaxEdges = kCreditTag / kKinds;
+
 int MpiTag(const Lane& lane) {
-  return static_cast<int>(lane.kind) + 8 * lane.edge;
+  return static_cast<int>(lane.kind) + kKinds * lane.edge;
 }
 
 double SecondsSince(Clock::time_point start) {
@@ -117,6 +120,11 @@ class MpiChannel final : public Channel {
 
   Result<> Open(const Lane& lane, const LaneOptions& options, MemoryAccount& account) override {
     PENSTOCK_CHECK(lane.source == rank_ || lane.target == rank_, "a rank opens its own lanes");
+    if (lane.edge >= kMaxEdges) {  // its tag would be that of another lane's credits
+      return MakeError(ErrorCode::kUnsupported,
+                       "[comm.mpi] {} is edge {}: over MPI there are at most {}; use fewer stages",
+                       LaneText(lane), lane.edge, kMaxEdges);
+    }
     const int64_t bytes = options.max_bytes + static_cast<int64_t>(kHeaderBytes);
     if (bytes > INT32_MAX) {
       return MakeError(
