@@ -16,6 +16,7 @@ void AddOperation(LayerTime& out, double flops, double rate, double bytes, doubl
   out.compute_s += compute;
   out.memory_s += memory;
   out.busy_s += std::max(compute, memory) + start_s;
+  out.start_s += start_s;
   out.flops += flops;
 }
 
@@ -130,6 +131,7 @@ LayerTime& LayerTime::operator+=(const LayerTime& o) {
   compute_s += o.compute_s;
   memory_s += o.memory_s;
   busy_s += o.busy_s;
+  start_s += o.start_s;
   tensor_s += o.tensor_s;
   expert_s += o.expert_s;
   context_s += o.context_s;
@@ -141,8 +143,9 @@ LayerTime& LayerTime::operator+=(const LayerTime& o) {
 
 LayerTime LayerTime::operator*(double f) const {
   LayerTime out = *this;
-  for (double* v : {&out.compute_s, &out.memory_s, &out.busy_s, &out.tensor_s, &out.expert_s,
-                    &out.context_s, &out.flops, &out.attention_busy_s, &out.attention_flops}) {
+  for (double* v :
+       {&out.compute_s, &out.memory_s, &out.busy_s, &out.start_s, &out.tensor_s, &out.expert_s,
+        &out.context_s, &out.flops, &out.attention_busy_s, &out.attention_flops}) {
     *v *= f;
   }
   return out;

@@ -50,6 +50,7 @@ struct LayerTime {
   double compute_s = 0;         // arithmetic alone
   double memory_s = 0;          // bytes alone
   double busy_s = 0;            // the larger of both, per operation, summed, with starts
+  double start_s = 0;           // part of busy_s: starting operations
   double tensor_s = 0;          // collectives over tp, forward
   double expert_s = 0;          // exchanges over ep, forward
   double context_s = 0;         // exchanges over cp that attention does not hide

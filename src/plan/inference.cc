@@ -273,6 +273,9 @@ void InferencePricer::Impl::Account(Plan& plan, const StageTimes& stages, double
   plan.stage_s = stages.total_s;
   plan.compute_s = groups * stages.busiest_time.compute_s;
   plan.memory_s = groups * stages.busiest_time.memory_s;
+  plan.start_s = groups * stages.busiest_time.start_s;
+  plan.operations_s = groups * stages.busiest_time.busy_s - plan.start_s;
+  plan.exposed_s = groups * stages.slowest_s - plan.operations_s - plan.start_s;
   plan.communication_s = groups * c.exposed_tensor_parallel *
                              (stages.busiest_time.tensor_s + stages.busiest_time.expert_s) +
                          (plan.layout.pp > 1 ? plan.hop_s : 0);
@@ -587,9 +590,9 @@ void ExplainInference(const Context& context, Plan& plan) {
       "lap = max(sum of stages {} + hops {}, {} groups x slowest stage {}) + host {} = {}",
       FormatSeconds(sum), FormatSeconds(plan.hop_s), l.micro_batches, FormatSeconds(slowest),
       FormatSeconds(context.calibration().fixed_per_step_s), FormatSeconds(plan.step_s)));
-  a.push_back(fmt::format("busiest device per lap: arithmetic {}, memory {}, links {}, idle {}",
-                          FormatSeconds(plan.compute_s), FormatSeconds(plan.memory_s),
-                          FormatSeconds(plan.communication_s), FormatSeconds(plan.bubble_s)));
+  a.push_back(BusiestLine("per lap", plan));
+  a.back() +=
+      fmt::format(" + idle {} = {}", FormatSeconds(plan.bubble_s), FormatSeconds(plan.step_s));
   if (!w.arrivals()) {
     a.push_back(fmt::format(
         "run = first token {} + {:.0f} laps x {} ; {:.0f} sequences x {:.0f} tokens / run = {:.1f} "

@@ -134,6 +134,21 @@ Result<> ParseOne(std::string_view key, std::string_view value, int64_t decoder_
 
 }  // namespace
 
+std::string BusiestLine(std::string_view per, const Plan& plan) {
+  std::string line = fmt::format(
+      "busiest device {}: operations {} (the larger of arithmetic, in all {}, and memory, in all "
+      "{}, one by one)",
+      per, FormatSeconds(plan.operations_s), FormatSeconds(plan.compute_s),
+      FormatSeconds(plan.memory_s));
+  if (plan.start_s > 0) {
+    line += fmt::format(" + starting them {}", FormatSeconds(plan.start_s));
+  }
+  if (plan.exposed_s > plan.operations_s * 1e-9) {
+    line += fmt::format(" + exposed links {}", FormatSeconds(plan.exposed_s));
+  }
+  return line;
+}
+
 std::string_view RecomputeName(Recompute recompute) {
   switch (recompute) {
     case Recompute::kNone:

@@ -146,6 +146,9 @@ Json PlanJson(const Plan& p) {
   j["step_s"] = Number(p.step_s);
   j["compute_s"] = Number(p.compute_s);
   j["memory_s"] = Number(p.memory_s);
+  j["operations_s"] = Number(p.operations_s);
+  j["start_s"] = Number(p.start_s);
+  j["exposed_s"] = Number(p.exposed_s);
   j["communication_s"] = Number(p.communication_s);
   j["bubble_s"] = Number(p.bubble_s);
   j["bubble_ratio"] = Number(p.bubble_ratio);

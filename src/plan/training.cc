@@ -21,7 +21,10 @@ struct ClassStep {
   LayerTime forward;
   double compute_s = 0;  // F, I and W: arithmetic alone
   double memory_s = 0;
+  double start_s = 0;
   double comm_s = 0;  // exposed collectives of all of them
+
+  double total_s() const { return step.f_s + step.i_s + step.w_s; }
 };
 
 using PriceKey = std::tuple<int64_t, int64_t, int64_t, int64_t, bool, Recompute, hw::Precision>;
@@ -91,6 +94,7 @@ ClassStep TrainingPricer::Impl::PriceClass(const cost::LayerProfile& layer,
   }
   out.compute_s = (2 + times) * f.compute_s;
   out.memory_s = (2 + times) * f.memory_s;
+  out.start_s = (2 + times) * f.start_s;
   out.comm_s = (1 + times) * comm;
   return out;
 }
@@ -264,6 +268,8 @@ void TrainingPricer::Impl::Finish(Plan& plan, double schedule_s, double busy_s) 
       expert[r] += e;
       ranks[r].compute_s += classes[k].compute_s;
       ranks[r].memory_s += classes[k].memory_s;
+      ranks[r].start_s += classes[k].start_s;
+      ranks[r].step.f_s += classes[k].total_s();
       ranks[r].comm_s += classes[k].comm_s;
     }
   }
@@ -283,9 +289,12 @@ void TrainingPricer::Impl::Finish(Plan& plan, double schedule_s, double busy_s) 
   const auto m = static_cast<double>(layout.micro_batches);
   const auto busiest = std::max_element(
       ranks.begin(), ranks.end(),
-      [](const ClassStep& a, const ClassStep& b) { return a.compute_s < b.compute_s; });
+      [](const ClassStep& a, const ClassStep& b) { return a.total_s() < b.total_s(); });
   plan.compute_s = m * busiest->compute_s;
   plan.memory_s = m * busiest->memory_s + optimizer_s;
+  plan.start_s = m * busiest->start_s;
+  plan.exposed_s = m * busiest->comm_s;
+  plan.operations_s = m * busiest->total_s() - plan.start_s - plan.exposed_s;
   plan.communication_s = m * busiest->comm_s + gradient_s;
   plan.bubble_s = std::max(0.0, schedule_s - busy_s);
   plan.bubble_ratio = plan.bubble_s / plan.step_s;
@@ -453,9 +462,7 @@ void ExplainTraining(const Context& context, Plan& plan) {
       l.micro_batches, FormatSeconds(slowest), l.schedule, FormatSeconds(plan.bubble_s),
       FormatSeconds(context.calibration().fixed_per_step_s), FormatSeconds(plan.step_s),
       plan.simulated ? ", simulated" : ", closed form"));
-  a.push_back(fmt::format("busiest device per step: arithmetic {}, memory {}, links {}",
-                          FormatSeconds(plan.compute_s), FormatSeconds(plan.memory_s),
-                          FormatSeconds(plan.communication_s)));
+  a.push_back(BusiestLine("per step", plan) + " + idle, gradients and optimizer");
   a.push_back(
       fmt::format("fullest device: weights {} + gradients {} + optimizer {} + activations {} + "
                   "workspace {} = {} "

@@ -105,6 +105,12 @@ Result<Workload> ReadWorkload(const std::string& name_or_path, const std::string
   }
   for (const std::string& set : sets) {
     const size_t equals = set.find('=');
+    if (equals == std::string::npos) {
+      const bool file_name =
+          set == "training" || set == "inference" || FindConfig("workloads", "toml", set).ok();
+      return MakeError(ErrorCode::kInvalidArgument, "[plan.workload] -W {}: wanted key=value{}",
+                       set, file_name ? "; a workload by name is --workload (-w) " + set : "");
+    }
     const bool dotted = set.substr(0, equals).starts_with("inference.") ||
                         set.substr(0, equals).starts_with("training.");
     PENSTOCK_TRY(file.Set(dotted ? set : chosen + "." + set, "-W " + set));

@@ -86,6 +86,11 @@ TEST(Plan, BadInputIsStatusTwoWithTheNearestRightThing) {
   const Asked key = Ask("llama-3.1-8b", "dgx-h100", 8, {"-W", "prompt_token=3"});
   EXPECT_EQ(key.status, 2);
   EXPECT_NE(key.err.find("'prompt_tokens'?"), std::string::npos) << key.err;
+  const Asked bare = Ask("llama-3.1-8b", "dgx-h100", 8, {"-W", "training"});
+  EXPECT_EQ(bare.status, 2);
+  EXPECT_NE(bare.err.find("-W training: wanted key=value; a workload by name is --workload"),
+            std::string::npos)
+      << bare.err;
   const Asked layers =
       Ask("deepseek-v3", "dgx-h100", 64, {"--fix", "tp=8,pp=8,layers=7/8/8/8/8/8/8/5"}, "training");
   EXPECT_EQ(layers.status, 2);
@@ -106,6 +111,30 @@ TEST(Plan, WindowedLayersKeepTheirWindow) {
   ASSERT_EQ(asked.status, 0) << asked.err;
   const double kv = asked.json["plans"][0]["memory"]["kv_bytes"].get<double>();
   EXPECT_NEAR(kv / (18 * 2048.0 * (101000 + 128)), 1, 0.01);
+}
+
+// A reader adds the parts of the busiest device with pencil and paper.
+TEST(Plan, ThePartsOfTheBusiestDeviceAddUpToItsTime) {
+  const Asked serve = Ask("llama-3.1-70b", "dgx-h100", 8);
+  for (const Json& p : serve.json["plans"]) {
+    const double parts = p["operations_s"].get<double>() + p["start_s"].get<double>() +
+                         p["exposed_s"].get<double>() + p["bubble_s"].get<double>();
+    EXPECT_NEAR(parts / p["step_s"].get<double>(), 1, 1e-9) << p["arithmetic"].dump();
+    EXPECT_GE(p["operations_s"].get<double>() * (1 + 1e-9),
+              std::max(p["compute_s"].get<double>(), p["memory_s"].get<double>()));
+  }
+  const Asked train = Ask("llama-3.1-70b", "dgx-h100", 64, {}, "training");
+  ASSERT_FALSE(train.json["plans"].empty()) << train.err;
+  for (const Json& p : train.json["plans"]) {
+    double busiest = 0;
+    for (const Json& rank : p["stage_s"]) {
+      busiest = std::max(busiest, rank.get<double>());
+    }
+    const double parts =
+        p["operations_s"].get<double>() + p["start_s"].get<double>() + p["exposed_s"].get<double>();
+    EXPECT_NEAR(parts / (busiest * p["micro_batches"].get<double>()), 1, 1e-9)
+        << p["arithmetic"].dump();
+  }
 }
 
 // The value of the first data attribute of this name in the rendered page.
