@@ -121,9 +121,14 @@ Json UnreadableJson(const Error& error, const schedule::TextPlace& place) {
 void PrintGood(const schedule::ScheduleText& read, const schedule::Report& report,
                const Flags& flags) {
   const Schedule& s = read.schedule;
-  fmt::print("{} is legal: {} ranks, {} stages ({} placement), {} micro-batches, {} actions, {}\n",
-             s.name, s.num_ranks(), s.num_stages(), schedule::PlacementKindText(s.placement.kind()),
-             s.micro_batches, FormatCount(s.CountActions()),
+  auto counted = [](int64_t count, std::string_view one, std::string_view many) {
+    return fmt::format("{} {}", FormatCount(count), count == 1 ? one : many);
+  };
+  fmt::print("{} is legal: {}, {} ({} placement), {}, {}, {}\n", s.name,
+             counted(s.num_ranks(), "rank", "ranks"), counted(s.num_stages(), "stage", "stages"),
+             schedule::PlacementKindText(s.placement.kind()),
+             counted(s.micro_batches, "micro-batch", "micro-batches"),
+             counted(s.CountActions(), "action", "actions"),
              s.lowered
                  ? fmt::format("lowered; no deadlock under {}{}", flags.transport,
                                flags.transport == "credits"
@@ -170,8 +175,9 @@ int Run(const Verb& verb, const Flags& flags) {
     PrintGood(read.value(), report, flags);
   }
   if (!report.ok()) {
-    fmt::print(stderr, "penstock check: {}: {} problem{}\n{}", flags.file, report.problem_count,
-               report.problem_count == 1 ? "" : "s", schedule::FormatProblems(s, report));
+    fmt::print(stderr, "penstock check: {}: {} problem{}\n{}", TerminalText(flags.file),
+               report.problem_count, report.problem_count == 1 ? "" : "s",
+               schedule::FormatProblems(s, report));
   }
   return report.ok() ? 0 : 1;
 }

@@ -5,6 +5,8 @@
 #include <sstream>
 #include <utility>
 
+#include "cli/verb.h"
+
 namespace penstock::cli {
 
 struct Flag::Impl {
@@ -231,7 +233,8 @@ std::unique_ptr<Verb::Impl> Root(const std::string& name, const std::string& hel
 
 Program::Program(const std::string& name, const std::string& help) : Verb(Root(name, help)) {
   impl_->app->failure_message([name](const CLI::App*, const CLI::Error& e) {
-    return name + ": " + e.what() + "\nRun `" + name + " --help` or `" + name + " VERB --help`.\n";
+    return TerminalText(name + ": " + e.what() + "\nRun `" + name + " --help` or `" + name +
+                        " VERB --help`.\n");
   });
 }
 

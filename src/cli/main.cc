@@ -24,7 +24,7 @@ void InstallLogSink() {
       return;
     }
     const char* word = level == penstock::LogLevel::kWarning ? "warning: " : "";
-    fmt::print(stderr, "penstock: {}{}\n", word, message);
+    fmt::print(stderr, "penstock: {}{}\n", word, penstock::cli::TerminalText(message));
   });
 }
 
@@ -63,7 +63,7 @@ int RunCommandLine(int argc, char** argv) {
   if (argc > 1 && argv[1][0] != '-' &&
       std::find(verbs.begin(), verbs.end(), argv[1]) == verbs.end()) {
     if (IsFirstRank()) {
-      fmt::print(stderr, "{}", UnknownVerb(argv[1], verbs));
+      fmt::print(stderr, "{}", penstock::cli::TerminalText(UnknownVerb(argv[1], verbs)));
     }
     return 2;
   }

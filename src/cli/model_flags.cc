@@ -59,7 +59,8 @@ int FailOnRank(const Verb& verb, const Error& error, int rank) {
     if (ExitStatus(error.code) == 2) {
       std::this_thread::sleep_for(std::chrono::seconds(2));
     }
-    fmt::print(stderr, "penstock {} (rank {}): {}\n", verb.name(), rank, error.message);
+    fmt::print(stderr, "penstock {} (rank {}): {}\n", verb.name(), rank,
+               TerminalText(error.message));
     return ExitStatus(error.code);
   }
   return Fail(verb, error);

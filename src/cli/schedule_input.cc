@@ -185,13 +185,15 @@ std::string SimText(const Schedule& schedule, const sim::SimResult& result) {
   std::string out = fmt::format("{}  p = {}, m = {}, v = {}, {} actions{}\n", schedule.name,
                                 schedule.num_ranks(), schedule.micro_batches, schedule.chunks(),
                                 FormatCount(result.actions), schedule.lowered ? ", lowered" : "");
-  out += fmt::format("one step      {:>12}   lower bound {}\n", FormatSeconds(result.makespan_s),
+  const std::string alone =
+      schedule.steps == 1 ? "one step" : fmt::format("{} steps", schedule.steps);
+  out += fmt::format("{:<14}{:>12}   lower bound {}\n", alone, FormatSeconds(result.makespan_s),
                      FormatSeconds(result.lower_bound_s));
   out += fmt::format("back to back  {:>12}   lower bound {}{}\n", FormatSeconds(result.period_s),
                      FormatSeconds(result.period_lower_bound_s),
                      result.period_exact ? "" : " (not settled: mean of the later half)");
-  out += fmt::format("idle          {:>10.1f} %   of one step, {} messages\n",
-                     100 * result.bubble_ratio, FormatCount(result.messages));
+  out += fmt::format("idle          {:>10.1f} %   of {}, {} messages\n", 100 * result.bubble_ratio,
+                     alone, FormatCount(result.messages));
   out += fmt::format("\n{:>5}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}{:>13}\n", "rank", "busy", "fill",
                      "drain", "imbalance", "messages", "barrier", "activations");
   for (size_t r = 0; r < result.ranks.size(); ++r) {

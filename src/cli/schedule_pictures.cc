@@ -16,8 +16,8 @@ void AddPictureFlags(Verb& verb, PictureFlags& flags) {
   verb.AddOption("--to", flags.to_s, "Last second of the picture")->NotNegative();
 }
 
-std::string DrawGrid(const trace::Timeline& timeline, const schedule::Schedule& schedule,
-                     const PictureFlags& flags) {
+Result<std::string> DrawGrid(const trace::Timeline& timeline, const schedule::Schedule& schedule,
+                             const PictureFlags& flags) {
   trace::GridOptions options;
   options.width = TerminalWidth();
   options.colour = ColourOnStdout();
@@ -28,10 +28,10 @@ std::string DrawGrid(const trace::Timeline& timeline, const schedule::Schedule& 
 
 namespace {
 
-// What the hops of a lowered schedule carry, where the costs or its edges know.
+// What the hops carry, of a lowered schedule or one with edges, where the costs or the edges know.
 Result<> AddTraffic(const schedule::Schedule& schedule, const cost::CostModel& costs,
                     trace::SvgOptions& options) {
-  if (!schedule.lowered) {
+  if (!schedule.lowered && schedule.edges.empty()) {
     return {};
   }
   PENSTOCK_TRY_ASSIGN(const sim::HopReport report, sim::MeasureHops(schedule, costs));

@@ -21,8 +21,9 @@ struct PictureFlags {
 void AddPictureFlags(Verb& verb, PictureFlags& flags);
 
 // The step as a text grid, in colour and as wide as the terminal where there is one.
-std::string DrawGrid(const trace::Timeline& timeline, const schedule::Schedule& schedule,
-                     const PictureFlags& flags);
+// Errors: kInvalidArgument (an empty part).
+Result<std::string> DrawGrid(const trace::Timeline& timeline, const schedule::Schedule& schedule,
+                             const PictureFlags& flags);
 
 Result<std::string> DrawSvg(const trace::Timeline& timeline, const schedule::Schedule& schedule,
                             const cost::CostModel& costs, const PictureFlags& flags);

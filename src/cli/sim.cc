@@ -2,7 +2,9 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/file.h"
@@ -128,6 +130,20 @@ Result<> WriteFiles(const Flags& flags, const Schedule& schedule, const cost::Co
   return {};
 }
 
+std::string TrafficText(const sim::HopReport& report) {
+  auto bytes = [](int64_t count) { return FormatBytes(static_cast<double>(count)); };
+  std::string out = fmt::format(
+      "sent between ranks per micro-batch: {} forward, {} backward; over one hop at most {} and "
+      "{}\n",
+      bytes(report.forward_bytes), bytes(report.backward_bytes),
+      bytes(report.peak_hop_forward_bytes), bytes(report.peak_hop_backward_bytes));
+  out += "values of earlier stages held at once, at most, per rank:";
+  constexpr size_t kShown = 64;
+  for (size_t r = 0; r < std::min(kShown, report.peak_value_bytes.size()); ++r)
+    out += fmt::format("{} {}", r == 0 ? "" : ",", bytes(report.peak_value_bytes[r]));
+  return out + (report.peak_value_bytes.size() > kShown ? " ...\n" : "\n");
+}
+
 Result<> RunOne(const Flags& flags) {
   PENSTOCK_TRY_ASSIGN(const schedule::Transport transport,
                       schedule::ParseTransport(flags.transport.kind, flags.transport.credits));
@@ -139,8 +155,7 @@ Result<> RunOne(const Flags& flags) {
                       LoadLimit(flags.limit, source, schedule.num_ranks()));
   options.activation_limit = limit.ExactShares();
   if (flags.place_weights) {
-    PENSTOCK_TRY_ASSIGN(sim::PlacementOfWeights placed,
-                        sim::PlaceWeights(schedule, costs, limit.SafeShares(schedule, costs)));
+    PENSTOCK_TRY_ASSIGN(sim::PlacementOfWeights placed, sim::PlaceWeights(schedule, costs, limit));
     schedule = std::move(placed.schedule);
   }
   if (flags.lowered && !schedule.lowered) {
@@ -157,7 +172,15 @@ Result<> RunOne(const Flags& flags) {
   PENSTOCK_TRY_ASSIGN(sim::SimResult result, sim::Simulate(schedule, costs, options));
   if (result.timeline)
     AddCounters(*result.timeline, schedule, costs);
+  std::string grid;
+  if (flags.draw && !flags.common.json) {
+    PENSTOCK_TRY_ASSIGN(grid, DrawGrid(*result.timeline, schedule, flags.picture));
+  }
   PENSTOCK_TRY(WriteFiles(flags, schedule, costs, result.timeline.value_or(trace::Timeline())));
+  std::optional<sim::HopReport> hops;
+  if (schedule.lowered || !schedule.edges.empty()) {
+    PENSTOCK_TRY_ASSIGN(hops, sim::MeasureHops(schedule, costs));
+  }
   std::vector<trace::PathStep> path;
   if (flags.critical_path)
     path = trace::CriticalPath(*result.timeline);
@@ -168,10 +191,8 @@ Result<> RunOne(const Flags& flags) {
       json["fits"] = limit.Allows(result);
     if (flags.critical_path)
       json["critical_path"] = trace::CriticalPathJson(*result.timeline, path);
-    if (schedule.lowered) {
-      PENSTOCK_TRY_ASSIGN(const sim::HopReport hops, sim::MeasureHops(schedule, costs));
-      json["traffic"] = sim::HopReportJson(hops);
-    }
+    if (hops)
+      json["traffic"] = sim::HopReportJson(*hops);
     PrintJson(json);
     return {};
   }
@@ -180,18 +201,16 @@ Result<> RunOne(const Flags& flags) {
     fmt::print("\nabove the activation limit\n");
   if (flags.steps > 1)
     fmt::print("\n{} steps end after {}\n", flags.steps, FormatSeconds(result.step_end_s.back()));
-  if (schedule.lowered && !schedule.edges.empty()) {
-    PENSTOCK_TRY_ASSIGN(const sim::HopReport hops, sim::MeasureHops(schedule, costs));
-    fmt::print(
-        "\nlong values: {} forward and {} backward per micro-batch, at most {} over one hop\n",
-        FormatBytes(static_cast<double>(hops.forward_bytes)),
-        FormatBytes(static_cast<double>(hops.backward_bytes)),
-        FormatBytes(static_cast<double>(hops.peak_hop_forward_bytes)));
+  if (hops && !schedule.edges.empty())
+    fmt::print("\n{}", TrafficText(*hops));
+  if (flags.critical_path) {
+    constexpr size_t kMostOnPath = 200;
+    fmt::print("\ncritical path: {}\n{}", trace::CriticalPathSummary(path),
+               trace::CriticalPathChain(*result.timeline, path,
+                                        static_cast<size_t>(TerminalWidth()), kMostOnPath));
   }
-  if (flags.critical_path)
-    fmt::print("\ncritical path: {}\n", trace::CriticalPathSummary(path));
   if (flags.draw)
-    fmt::print("\n{}", DrawGrid(*result.timeline, schedule, flags.picture));
+    fmt::print("\n{}", grid);
   return {};
 }
 

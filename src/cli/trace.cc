@@ -70,7 +70,8 @@ Result<> Show(const ShowFlags& flags) {
   options.colour = ColourOnStdout();
   options.from_s = flags.from_s;
   options.to_s = flags.to_s;
-  fmt::print("{}", trace::TextGrid(timeline, nullptr, options));
+  PENSTOCK_TRY_ASSIGN(const std::string grid, trace::TextGrid(timeline, nullptr, options));
+  fmt::print("{}", grid);
   fmt::print("\nidle {:.1f} %\ncritical path: {}\n", 100 * account.bubble_ratio,
              trace::CriticalPathSummary(path));
   return {};

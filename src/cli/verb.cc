@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/json.h"
+#include "text/utf8.h"
 
 namespace penstock::cli {
 namespace {
@@ -27,9 +28,25 @@ void AddCommonFlags(Verb& verb, CommonFlags& flags) {
   verb.VersionFlag("penstock " PENSTOCK_VERSION);
 }
 
+std::string TerminalText(std::string_view text) {
+  std::string out;
+  const std::string whole = text::ReplaceIllFormed(text);
+  for (size_t at = 0; at < whole.size();) {
+    const size_t start = at;
+    const char32_t c = text::NextCodePoint(whole, at);
+    const bool control = (c < 0x20 && c != '\n' && c != '\t') || (c >= 0x7f && c < 0xa0);
+    if (control) {
+      out += '?';
+    } else {
+      out.append(whole, start, at - start);
+    }
+  }
+  return out;
+}
+
 int Fail(const Verb& verb, const Error& error) {
   std::fflush(stdout);
-  fmt::print(stderr, "penstock {}: {}\n", verb.name(), error.message);
+  fmt::print(stderr, "penstock {}: {}\n", verb.name(), TerminalText(error.message));
   return ExitStatus(error.code);
 }
 

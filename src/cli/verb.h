@@ -23,6 +23,10 @@ struct CommonFlags {
 // Adds --json and --version to a verb's subcommand.
 void AddCommonFlags(Verb& verb, CommonFlags& flags);
 
+// Text that may quote files and arguments, fit for a terminal: well-formed UTF-8 (U+FFFD where it
+// was not), '?' for control characters other than line ends and tabs.
+std::string TerminalText(std::string_view text);
+
 // Prints "penstock VERB: message" to standard error and gives the exit status of its code.
 int Fail(const Verb& verb, const Error& error);
 

@@ -9,6 +9,8 @@ namespace penstock::schedule {
 namespace {
 
 constexpr int kGridCells = 10;
+constexpr int kLeastGridCells = 3;
+constexpr size_t kGridWidth = 100;
 constexpr int kGridRanks = 16;
 
 }  // namespace
@@ -91,6 +93,36 @@ Report Validate(const Schedule& schedule, const ValidateOptions& options) {
   return report;
 }
 
+namespace {
+
+size_t LongestLine(std::string_view text) {
+  size_t longest = 0;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    longest = std::max(longest, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return longest;
+}
+
+// The part of the grid around one cell, as many cells as a terminal is wide.
+std::string GridAround(const Schedule& schedule, int rank, int cell) {
+  GridOptions grid;
+  grid.mark_rank = rank;
+  grid.mark_cell = cell;
+  grid.from_rank = std::max(0, rank - kGridRanks / 2);
+  grid.max_ranks = kGridRanks;
+  for (int cells = kGridCells;; --cells) {
+    grid.from_cell = std::max(0, cell - cells / 2);
+    grid.max_cells = cells;
+    std::string text = GridText(schedule, grid);
+    if (cells == kLeastGridCells || LongestLine(text) <= kGridWidth)
+      return text;
+  }
+}
+
+}  // namespace
+
 std::string FormatProblems(const Schedule& schedule, const Report& report) {
   std::string text;
   for (const Problem& problem : report.problems) {
@@ -109,14 +141,7 @@ std::string FormatProblems(const Schedule& schedule, const Report& report) {
   for (const Problem& problem : report.problems) {
     if (problem.rank < 0 || problem.position < 0)
       continue;
-    GridOptions grid;
-    grid.mark_rank = problem.rank;
-    grid.mark_cell = problem.position;
-    grid.from_cell = std::max(0, problem.position - kGridCells / 2);
-    grid.max_cells = kGridCells;
-    grid.from_rank = std::max(0, problem.rank - kGridRanks / 2);
-    grid.max_ranks = kGridRanks;
-    return text + "\n" + GridText(schedule, grid);
+    return text + "\n" + GridAround(schedule, problem.rank, problem.position);
   }
   return text;
 }

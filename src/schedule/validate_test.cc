@@ -162,12 +162,29 @@ TEST(Validate, AnOverlongMemoryNamesItsOwners) {
   ASSERT_EQ(report.problems.size(), 1U);
   EXPECT_EQ(report.problems[0].position, 1);
   EXPECT_EQ(report.problems[0].action, "0F1");
-  EXPECT_NE(report.problems[0].message.find("kept here by 0F0 0F1"), std::string::npos)
-      << report.problems[0].message;
+  EXPECT_EQ(
+      report.problems[0].message,
+      "more saved activations than the limit of 1 shares, in slot 1; the peak of this rank is "
+      "2, at cell 1, in slot 1, and belongs to 0F0 0F1");
   const Report bytes =
       Validate(FromCsv(kGood), {.activation_limit = {150}, .activation_bytes = {100, 160}});
   ASSERT_EQ(bytes.problems.size(), 2U);
   EXPECT_EQ(bytes.peak_bytes, (std::vector<double>{200, 160}));
+}
+
+// The limit is passed early, the peak comes later and is that of other actions.
+TEST(Validate, AMemoryRefusalNamesTimeAndOwnersOfThePeak) {
+  const Report report = Validate(
+      FromCsv("0F0,0F1,0B0,0F2,(0F3;0B1)OVERLAP_F_B,0F4,0B2,0B3,0B4\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,"
+              "1B3,1F4,1B4\n"),
+      {.activation_limit = {1.5, 1}});
+  ASSERT_EQ(report.problems.size(), 1U) << FormatProblems(Schedule(), report);
+  EXPECT_EQ(report.problems[0].rank, 0);
+  EXPECT_EQ(report.problems[0].position, 1);
+  EXPECT_EQ(report.problems[0].action, "0F1");
+  EXPECT_EQ(report.problems[0].message,
+            "more saved activations than the limit of 1.5 shares, in slot 1; the peak of this rank "
+            "is 3, at cell 4, in slot 5, and belongs to 0F1 0F2 0F3");
 }
 
 TEST(Validate, OverlappedPairsCountTheForwardFirst) {

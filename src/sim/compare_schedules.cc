@@ -15,6 +15,18 @@ namespace {
 
 constexpr double kEqual = 0.005;
 
+// What the row's order may need with its W's elsewhere: no more than it says, and on no rank more
+// than the limit.
+Result<ActivationLimit> RoomToPlace(const ScheduleRow& row, const CompareOptions& options) {
+  const ActivationLimit& limit = options.activation_limit;
+  if (limit.none() || !row.fits)
+    return ActivationLimit();
+  std::vector<double> amounts = limit.amounts();
+  for (double& amount : amounts)
+    amount = std::min(amount, row.worst_peak);
+  return ActivationLimit::Make(std::move(amounts), options.ranks, limit.in_bytes());
+}
+
 Result<ScheduleRow> MakeRow(const schedule::GeneratorInfo& info, const schedule::Schedule& schedule,
                             const cost::CostModel& model, const CompareOptions& options) {
   const ActivationLimit& limit = options.activation_limit;
@@ -39,7 +51,8 @@ Result<ScheduleRow> MakeRow(const schedule::GeneratorInfo& info, const schedule:
   }
   row.placed_makespan_s = row.result.makespan_s;
   row.placed_period_s = row.result.period_s;
-  PENSTOCK_TRY_ASSIGN(const PlacementOfWeights placed, PlaceWeights(schedule, model));
+  PENSTOCK_TRY_ASSIGN(const ActivationLimit room, RoomToPlace(row, options));
+  PENSTOCK_TRY_ASSIGN(const PlacementOfWeights placed, PlaceWeights(schedule, model, room));
   if (placed.changed) {
     PENSTOCK_TRY_ASSIGN(const SimResult result, Simulate(placed.schedule, model, sim_options));
     row.placed_makespan_s = result.makespan_s;

@@ -44,10 +44,24 @@ Result<> Engine::RunStep(std::vector<trace::RankTotals>* totals,
   return {};
 }
 
-void Engine::Barrier() {
+void Engine::Barrier(std::vector<trace::RankTotals>* totals,
+                     std::vector<trace::RankTimeline>* record) {
   const double end_s = End();
-  for (Rank& rank : ranks_)
-    rank.now_s = end_s;
+  const auto slowest = std::max_element(
+      ranks_.begin(), ranks_.end(), [](const Rank& a, const Rank& b) { return a.now_s < b.now_s; });
+  const Action barrier = schedule::MakeAction(OpKind::kBarrier, StageId(), MicroBatchId());
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    double& now_s = ranks_[r].now_s;
+    if (totals != nullptr && now_s < end_s) {
+      (*totals)[r].AddIdle(WaitCause::kBarrier, now_s, end_s);
+      if (record != nullptr) {
+        (*record)[r].waits.push_back({barrier,
+                                      RankId(static_cast<int32_t>(slowest - ranks_.begin())),
+                                      WaitCause::kBarrier, now_s, end_s});
+      }
+    }
+    now_s = end_s;
+  }
 }
 
 double Engine::End() const {

@@ -29,8 +29,10 @@ class Engine {
   Result<> RunStep(std::vector<trace::RankTotals>* totals = nullptr,
                    std::vector<trace::RankTimeline>* record = nullptr);
 
-  // All ranks wait for the slowest.
-  void Barrier();
+  // All ranks wait for the slowest. With `totals` and `record` (of the step before it) as RunStep:
+  // the wait is on record.
+  void Barrier(std::vector<trace::RankTotals>* totals = nullptr,
+               std::vector<trace::RankTimeline>* record = nullptr);
 
   // Latest clock of any rank.
   double End() const;

@@ -64,6 +64,10 @@ int64_t PeakOf(const Schedule& schedule, const std::vector<Action>& program) {
 }  // namespace
 
 Result<HopReport> MeasureHops(const Schedule& schedule, const cost::CostModel& costs) {
+  if (!schedule.lowered) {
+    PENSTOCK_TRY_ASSIGN(const Schedule lowered, schedule::AddCommunication(schedule));
+    return MeasureHops(lowered, costs);
+  }
   HopReport report;
   PENSTOCK_TRY(cost::CheckCosts(costs, schedule));
   std::map<std::pair<int, int>, Hop> hops;   // by forward stage pair

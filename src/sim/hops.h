@@ -35,10 +35,11 @@ struct HopReport {
   std::vector<int64_t> peak_value_bytes;
 };
 
-// REQUIRES: a lowered, proven schedule. Where it has no FREE actions, values are taken as released
-// at the earliest legal action. Backward, the gradients of long values travel with the chain. Bytes
-// are those of the schedule's edges and the costs' output_bytes and gradient_bytes.
-// O(actions). Errors: those of ReleaseValues.
+// REQUIRES: a proven schedule. A compute-only one is measured as AddCommunication lowers it. Where
+// a lowered one has no FREE actions, values are taken as released at the earliest legal action.
+// Backward, the gradients of long values travel with the chain. Bytes are those of the schedule's
+// edges and the costs' output_bytes and gradient_bytes. O(actions). Errors: those of
+// AddCommunication and ReleaseValues.
 Result<HopReport> MeasureHops(const schedule::Schedule& schedule, const cost::CostModel& costs);
 
 // {"hops":[...],"forward_bytes",...}.

@@ -140,7 +140,7 @@ class Optimizer {
       }
       const Schedule split = SplitBackwards(made.value());
       PENSTOCK_TRY(Consider(std::move(made).value(), costs.value(), std::string(info.name)));
-      auto placed = PlaceWeights(split, costs.value(), limit_.SafeShares(split, costs.value()));
+      auto placed = PlaceWeights(split, costs.value(), limit_);
       if (!placed.ok())
         return std::move(placed).error();
       if (placed.value().changed) {
@@ -219,7 +219,7 @@ class Optimizer {
         std::optional<Schedule> made = ListSchedule(placement, costs, list);
         if (!made)
           continue;
-        auto placed = PlaceWeights(*made, costs, shares);
+        auto placed = PlaceWeights(*made, costs, limit_);
         if (!placed.ok())
           return std::move(placed).error();
         PENSTOCK_TRY(

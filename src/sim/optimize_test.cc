@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <random>
 #include <tuple>
 
 #include "schedule/registry.h"
@@ -191,6 +193,43 @@ TEST(PlaceWeights, IsNeverSlowerAndKeepsTheOrderOfAllElse) {
       EXPECT_EQ(without_weights(before.ranks[r]), without_weights(placed->schedule.ranks[r]));
     }
   }
+}
+
+// Stages that save very different amounts: a W that moves changes which of them are held together.
+TEST(PlaceWeights, KeepsToALimitInBytesAndWithoutOneToTheFullestRankOfBefore) {
+  std::mt19937 random(7);
+  int changed = 0;
+  for (int round = 0; round < 60; ++round) {
+    for (const char* name : {"v-half", "v-min", "zb-v", "interleaved-zb"}) {
+      const Schedule before = schedule::Generate(name, {3 + round % 3, 9, 0, 0}).value();
+      cost::CostModel costs;
+      costs.link.latency_s = 0.1 * static_cast<double>(random() % 4);
+      for (int s = 0; s < before.num_stages(); ++s) {
+        cost::StageCost stage;
+        stage.f_s = 0.5 + 0.1 * static_cast<double>(random() % 10);
+        stage.i_s = 0.5 + 0.1 * static_cast<double>(random() % 10);
+        stage.w_s = 0.3 + 0.1 * static_cast<double>(random() % 17);
+        stage.activation_bytes = std::array{1000, 3000, 10000}[random() % 3];
+        costs.stages.push_back(stage);
+      }
+      std::vector<double> limit;
+      int64_t fullest = 0;
+      for (const Peak& peak : ActivationPeaks(before, costs)) {
+        limit.push_back(static_cast<double>(peak.bytes));
+        fullest = std::max(fullest, peak.bytes);
+      }
+      const auto within = ActivationLimit::Make(limit, before.num_ranks(), true).value();
+      const auto limited = PlaceWeights(before, costs, within);
+      ASSERT_TRUE(limited.ok());
+      changed += limited->changed ? 1 : 0;
+      EXPECT_TRUE(within.Allows(ActivationPeaks(limited->schedule, costs))) << name << round;
+      const auto free = PlaceWeights(before, costs);
+      ASSERT_TRUE(free.ok());
+      for (const Peak& peak : ActivationPeaks(free->schedule, costs))
+        EXPECT_LE(peak.bytes, fullest) << name << round;
+    }
+  }
+  EXPECT_GT(changed, 20);
 }
 
 TEST(ListSchedule, IsLegalAndKeepsToItsLimit) {

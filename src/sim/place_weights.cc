@@ -17,14 +17,20 @@ using schedule::Action;
 using schedule::OpKind;
 using schedule::Schedule;
 
+// What a rank may hold: saved (stage, micro-batch, slice) triples, and their bytes.
+struct Room {
+  int64_t count = std::numeric_limits<int64_t>::max();
+  int64_t bytes = std::numeric_limits<int64_t>::max();
+};
+
 // Runs a schedule's actions but its W's by data flow, and puts W's in as it goes.
 class WeightPlacer {
  public:
-  WeightPlacer(const Schedule& schedule, const cost::CostModel& costs, std::vector<int64_t> limit,
+  WeightPlacer(const Schedule& schedule, const cost::CostModel& costs, std::vector<Room> room,
                double threshold)
       : schedule_(schedule),
         costs_(costs),
-        limit_(std::move(limit)),
+        room_(std::move(room)),
         threshold_(threshold),
         stages_(schedule.num_stages()),
         arrival_s_(static_cast<size_t>(2 * stages_) * static_cast<size_t>(schedule.micro_batches) *
@@ -69,6 +75,7 @@ class WeightPlacer {
     std::deque<Action> weights;
     double now_s = 0;
     int64_t held = 0;
+    int64_t bytes = 0;
     size_t waits_for = SIZE_MAX;
   };
 
@@ -91,8 +98,23 @@ class WeightPlacer {
   void RunWeight(Rank& rank) {
     rank.order.push_back(rank.weights.front());
     rank.now_s += Seconds(rank.weights.front());
+    Release(rank, rank.weights.front());
     rank.weights.pop_front();
+  }
+
+  int64_t BytesOf(const Action& action) const {
+    return costs_.stages[static_cast<size_t>(action.stage.value())].activation_bytes /
+           schedule_.slices;
+  }
+
+  void Release(Rank& rank, const Action& action) const {
     --rank.held;
+    rank.bytes -= BytesOf(action);
+  }
+
+  bool IsFull(size_t r, const Action& forward) const {
+    const Rank& rank = ranks_[r];
+    return rank.held >= room_[r].count || rank.bytes > room_[r].bytes - BytesOf(forward);
   }
 
   // False: no room.
@@ -114,9 +136,9 @@ class WeightPlacer {
         input_s = arrival_s_[cell];
       }
       if (forward) {
-        while (rank.held >= limit_[r] && !rank.weights.empty())
+        while (IsFull(r, action) && !rank.weights.empty())
           RunWeight(rank);
-        if (rank.held >= limit_[r])
+        if (IsFull(r, action))
           return false;
       }
       while (!rank.weights.empty() &&
@@ -139,6 +161,7 @@ class WeightPlacer {
     const int stage = action.stage.value();
     if (action.kind == OpKind::kForward) {
       ++rank.held;
+      rank.bytes += BytesOf(action);
       if (stage + 1 < stages_)
         Deliver(false, stage, stage + 1, action, rank.now_s);
       return;
@@ -146,7 +169,7 @@ class WeightPlacer {
     if (action.kind == OpKind::kRecompute)
       return;
     if (action.kind == OpKind::kBackward)
-      --rank.held;
+      Release(rank, action);
     if (action.kind == OpKind::kBackwardInput) {
       Action weight = action;
       weight.kind = OpKind::kBackwardWeight;
@@ -179,7 +202,7 @@ class WeightPlacer {
 
   const Schedule& schedule_;
   const cost::CostModel& costs_;
-  std::vector<int64_t> limit_;
+  std::vector<Room> room_;
   double threshold_;
   int stages_;
   std::vector<double> arrival_s_;  // [backward][stage][micro-batch][slice]; -1: not sent
@@ -197,28 +220,44 @@ bool HasWeights(const Schedule& schedule) {
   return false;
 }
 
+std::vector<Room> RoomOf(const Schedule& schedule, const cost::CostModel& costs,
+                         const ActivationLimit& limit) {
+  constexpr double kRounding = 1e-9;
+  constexpr double kMost = 9e18;
+  const double parts = static_cast<double>(schedule.chunks()) * schedule.slices;
+  std::vector<Room> room(schedule.ranks.size());
+  if (limit.none()) {
+    Room worst{0, 0};
+    for (const Peak& peak : ActivationPeaks(schedule, costs)) {
+      worst.count = std::max(worst.count, peak.count);
+      worst.bytes = std::max(worst.bytes, peak.bytes);
+    }
+    room.assign(room.size(), worst);
+    return room;
+  }
+  for (size_t r = 0; r < room.size(); ++r) {
+    const double amount = limit.amounts()[r] * (1 + kRounding);
+    if (limit.in_bytes()) {
+      room[r].bytes = static_cast<int64_t>(std::min(std::floor(amount), kMost));
+    } else {
+      room[r].count = static_cast<int64_t>(std::min(std::floor(amount * parts), kMost));
+    }
+  }
+  return room;
+}
+
 }  // namespace
 
 Result<PlacementOfWeights> PlaceWeights(const Schedule& schedule, const cost::CostModel& costs,
-                                        const std::vector<double>& activation_limit) {
+                                        const ActivationLimit& limit) {
   PlacementOfWeights best;
   PENSTOCK_TRY_ASSIGN(best.makespan_s, SimulateMakespan(schedule, costs));
   best.schedule = schedule;
   if (schedule.lowered || schedule.steps != 1 || schedule.ring || !HasWeights(schedule))
     return best;
-  std::vector<int64_t> limit;
-  const double parts = static_cast<double>(schedule.chunks()) * schedule.slices;
-  const std::vector<Peak> peaks = ActivationPeaks(schedule, costs);
-  int64_t worst = 0;
-  for (const Peak& peak : peaks)
-    worst = std::max(worst, peak.count);
-  for (size_t r = 0; r < peaks.size(); ++r) {
-    limit.push_back(activation_limit.empty()
-                        ? worst
-                        : static_cast<int64_t>(std::floor(activation_limit[r] * parts + 1e-9)));
-  }
+  const std::vector<Room> room = RoomOf(schedule, costs, limit);
   for (const double threshold : {1.0, 0.75, 0.5, 0.25, 0.0, std::numeric_limits<double>::max()}) {
-    const std::optional<Schedule> placed = WeightPlacer(schedule, costs, limit, threshold).Run();
+    const std::optional<Schedule> placed = WeightPlacer(schedule, costs, room, threshold).Run();
     if (!placed)
       continue;
     PENSTOCK_TRY_ASSIGN(const double makespan_s, SimulateMakespan(*placed, costs));

@@ -48,28 +48,31 @@ struct Record {
   std::vector<trace::RankTimeline> ranks;  // empty: nothing
 };
 
-// Runs on from the end of the first step until the time per step repeats.
+// Runs on from the end of the first step until the time per step repeats. One of these steps is
+// `schedule_steps` steps where they are unrolled.
 Result<Period> FindPeriod(Engine& engine, const SimOptions& options, double lower_s,
-                          int64_t actions, std::vector<double>& step_end_s, Record& record) {
+                          int64_t actions, int schedule_steps, std::vector<double>& step_end_s,
+                          Record& record) {
   std::deque<std::vector<double>> states = {engine.State()};
   std::vector<double> ends = {engine.End()};
   const int64_t steps =
       std::clamp<int64_t>(kMostWork / std::max<int64_t>(actions, 1), kLeastSteps, kMostSteps);
   Period period;
   for (int64_t step = 1; step < std::max<int64_t>(steps, options.steps); ++step) {
-    if (options.barrier)
-      engine.Barrier();
     const bool kept = step < options.steps && !record.ranks.empty();
-    std::vector<size_t> before;
+    if (options.barrier)
+      engine.Barrier(kept ? &record.totals : nullptr, kept ? &record.ranks : nullptr);
+    std::vector<std::pair<size_t, size_t>> before;
     for (const trace::RankTimeline& rank : record.ranks)
-      before.push_back(rank.slices.size());
+      before.emplace_back(rank.slices.size(), rank.received.size());
     PENSTOCK_TRY(engine.RunStep(kept ? &record.totals : nullptr, kept ? &record.ranks : nullptr));
     for (size_t r = 0; kept && r < before.size(); ++r) {
-      for (size_t i = before[r]; i < record.ranks[r].slices.size(); ++i)
-        record.ranks[r].slices[i].step += static_cast<int32_t>(step);
+      trace::RankTimeline& rank = record.ranks[r];
+      for (size_t i = before[r].first; i < rank.slices.size(); ++i)
+        rank.slices[i].step += static_cast<int32_t>(step * schedule_steps);
+      for (size_t i = before[r].second; i < rank.received.size(); ++i)
+        rank.received[i].step += static_cast<int32_t>(step * schedule_steps);
     }
-    if (options.barrier)
-      engine.Barrier();
     ends.push_back(engine.End());
     if (step < options.steps)
       step_end_s.push_back(engine.End());
@@ -151,7 +154,7 @@ Result<SimResult> Simulate(const Schedule& schedule, const cost::CostModel& cost
   if (options.period || options.steps > 1) {
     PENSTOCK_TRY_ASSIGN(const Period period,
                         FindPeriod(engine, options, bounds.period_s * schedule.steps,
-                                   result.actions, result.step_end_s, record));
+                                   result.actions, schedule.steps, result.step_end_s, record));
     result.period_s = period.seconds / schedule.steps;
     result.period_exact = period.exact;
     result.period_lower_bound_s = std::min(result.period_lower_bound_s, result.period_s);

@@ -7,6 +7,7 @@
 #include <random>
 #include <tuple>
 
+#include "schedule/passes.h"
 #include "schedule/registry.h"
 #include "sim/bounds.h"
 
@@ -349,6 +350,51 @@ TEST(Simulate, KeepsTheTimelineOfAllStepsAskedFor) {
   const trace::Account account = trace::AccountOf(*result.timeline);
   EXPECT_NEAR(account.ranks[1].busy_s, 9, 1e-9);
   EXPECT_NEAR(account.ranks[1].bubble.fill_s, 1, 1e-9);
+}
+
+TEST(Simulate, PutsIdleTimeBetweenStepsDownToTheirBarrier) {
+  SimOptions options;
+  options.timeline = true;
+  options.barrier = true;
+  options.steps = 3;
+  const SimResult result = Simulated(Make("1f1b", 3, 3), {1, 1, 1, -1, 0.5}, options);
+  const trace::Account account = trace::AccountOf(*result.timeline);
+  for (size_t r = 0; r < account.ranks.size(); ++r) {
+    const trace::Bubble& bubble = account.ranks[r].bubble;
+    const trace::Bubble& alone = result.ranks[r].bubble;
+    EXPECT_NEAR(bubble.Sum(), account.ranks[r].idle_s, 1e-9);
+    EXPECT_NEAR(bubble.other_s, 0, 1e-12);
+    EXPECT_NEAR(bubble.barrier_s, 2 * alone.drain_s, 1e-9);
+    EXPECT_NEAR(bubble.drain_s, alone.drain_s, 1e-9);
+    // The fill of later steps is a wait for their first input.
+    EXPECT_NEAR(bubble.fill_s + bubble.imbalance_s + bubble.communication_s,
+                3 * (alone.fill_s + alone.imbalance_s + alone.communication_s), 1e-9);
+  }
+}
+
+// A message belongs to the step of the action that reads it, also in later steps.
+TEST(Simulate, NumbersTheMessagesOfEveryStep) {
+  SimOptions options;
+  options.timeline = true;
+  options.steps = 3;
+  for (const int unrolled : {1, 2}) {
+    const Schedule schedule = schedule::UnrollSteps(Make("1f1b", 2, 2), unrolled, false).value();
+    const SimResult result = Simulated(schedule, {1, 1, 1, -1, 0.5}, options);
+    std::map<int, int> messages;
+    std::map<int, int> slices;
+    for (const trace::RankTimeline& rank : result.timeline->ranks) {
+      for (const trace::Message& message : rank.received)
+        ++messages[message.step];
+      for (const trace::Slice& slice : rank.slices)
+        ++slices[slice.step];
+    }
+    ASSERT_EQ(messages.size(), 3U * static_cast<size_t>(unrolled));
+    for (const auto& [step, count] : messages)
+      EXPECT_EQ(count, 4) << step;
+    ASSERT_EQ(slices.size(), messages.size());
+    for (const auto& [step, count] : slices)
+      EXPECT_EQ(count, 8) << step;
+  }
 }
 
 TEST(Simulate, QueuesMessagesOnAnOccupiedLink) {

@@ -123,10 +123,46 @@ std::vector<PathStep> CriticalPath(const Timeline& timeline) {
   return PathFinder(timeline).Find();
 }
 
-Json CriticalPathJson(const Timeline& timeline, const std::vector<PathStep>& path) {
+namespace {
+
+std::vector<schedule::Edge> EdgesOf(const Timeline& timeline) {
   std::vector<schedule::Edge> edges;
   for (const std::string& name : timeline.values)
     edges.push_back({name, schedule::EdgeKind::kValue, StageId(0), {}, 0});
+  return edges;
+}
+
+}  // namespace
+
+std::string CriticalPathChain(const Timeline& timeline, const std::vector<PathStep>& path,
+                              size_t width, size_t most) {
+  const std::vector<schedule::Edge> edges = EdgesOf(timeline);
+  std::string out;
+  std::string line;
+  auto word = [&](std::string_view text) {
+    if (!line.empty() && line.size() + 1 + text.size() > width) {
+      out += line + "\n";
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + std::string(text);
+  };
+  const size_t skip_from = path.size() > most ? most / 2 : path.size();
+  const size_t skip_to = path.size() > most ? path.size() - (most - most / 2) : path.size();
+  for (size_t i = 0; i < path.size(); ++i) {
+    if (i == skip_from) {
+      word(fmt::format("... {} more ...", skip_to - skip_from));
+      i = skip_to;
+    }
+    std::string text;
+    if (i == 0 || i == skip_to || path[i].rank != path[i - 1].rank)
+      text = fmt::format("{}rank {}: ", i == 0 ? "" : "> ", path[i].rank);
+    word(text + schedule::ActionText(path[i].slice.action, edges));
+  }
+  return line.empty() ? out : out + line + "\n";
+}
+
+Json CriticalPathJson(const Timeline& timeline, const std::vector<PathStep>& path) {
+  const std::vector<schedule::Edge> edges = EdgesOf(timeline);
   Json list = Json::array();
   for (const PathStep& step : path) {
     list.push_back(Json{{"rank", step.rank.value()},

@@ -26,6 +26,12 @@ std::vector<PathStep> CriticalPath(const Timeline& timeline);
 // [{"rank","action","start_s","end_s","lead_s"}].
 Json CriticalPathJson(const Timeline& timeline, const std::vector<PathStep>& path);
 
+// The actions of the path in order, "rank 0: 0F0 0F1 > rank 1: 1F1 1B1 > ...", in lines of at most
+// `width` columns that end with a newline. Of a path of more than `most` actions the first and the
+// last ones.
+std::string CriticalPathChain(const Timeline& timeline, const std::vector<PathStep>& path,
+                              size_t width, size_t most);
+
 // "12 F 12 s, 8 B 16 s, 6 hops 0.6 s": what the path consists of.
 std::string CriticalPathSummary(const std::vector<PathStep>& path);
 

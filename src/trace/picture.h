@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -23,8 +24,9 @@ struct GridOptions {
 // where the whole does not fit, the first part is drawn and the last line says how to see the rest.
 // With `schedule`, cells of further chunks (or of the second copy of the weights) have another
 // shade, or the whole action text in plain form. Cost O(slices + ranks * width).
-std::string TextGrid(const Timeline& timeline, const schedule::Schedule* schedule,
-                     const GridOptions& options);
+// Errors: kInvalidArgument (an empty part).
+Result<std::string> TextGrid(const Timeline& timeline, const schedule::Schedule* schedule,
+                             const GridOptions& options);
 
 // What one hop of the pipeline carries per micro-batch, and what ranks hold; for a chart.
 struct HopBytes {
@@ -48,9 +50,17 @@ struct SvgOptions {
 // chunks lighter, the micro-batch in each cell, idle time hatched, the activations below each rank;
 // light or dark as the viewer prefers; with `hops` a bar per hop and direction, the fullest in bold
 // (of more than 40, the fullest 40). Stand-alone SVG 1.1 with CSS, no script. Errors:
-// kInvalidArgument (more than 100,000 actions in the part asked for, an empty part).
+// kInvalidArgument (more than 100,000 actions in the part asked for, an empty part, no time at
+// all).
 Result<std::string> Svg(const Timeline& timeline, const schedule::Schedule* schedule,
                         const SvgOptions& options);
+
+// The part of a timeline that a picture shows is not empty. Errors: kInvalidArgument "[trace.PART]
+// ...".
+Result<> CheckWindow(const Timeline& timeline, double from_s, double to_s, std::string_view part);
+
+// A round time at an axis: "0", "5 s", "250 ms".
+std::string AxisSeconds(double seconds);
 
 // The duration that the scale of a picture goes by: the shortest, but for the shortest tenth, which
 // a measured timeline may have by accident. `otherwise_s` where there is none.

@@ -23,7 +23,8 @@ constexpr double kRowGap = 7;
 constexpr double kTop = 46;
 constexpr double kMostWidth = 16000;
 constexpr int kShades = 4;
-constexpr double kDigit = 5.7;  // width of one
+constexpr double kDigit = 5.7;        // width of one
+constexpr double kSmallLetter = 4.9;  // mean width in the legend
 constexpr double kMostCell = 30;
 constexpr size_t kMostHops = 40;
 constexpr double kHopRow = 13;
@@ -132,18 +133,20 @@ class SvgDrawer {
     from_s_ = timeline_.begin_s + std::max(0.0, options_.from_s);
     to_s_ = options_.to_s < 0 ? timeline_.end_s
                               : std::min(timeline_.end_s, timeline_.begin_s + options_.to_s);
+    PENSTOCK_TRY(CheckWindow(timeline_, options_.from_s, options_.to_s, "svg"));
     if (!(to_s_ > from_s_)) {
       return MakeError(ErrorCode::kInvalidArgument,
-                       "[trace.svg] nothing from {} s to {} s, wanted a part of the {} s there are",
-                       options_.from_s, options_.to_s, timeline_.end_s - timeline_.begin_s);
+                       "[trace.svg] nothing takes any time, wanted actions that do");
     }
     PENSTOCK_TRY(Scale());
+    const std::string legend = Legend();
     row_step_ = kRowHeight + kRowGap + (options_.memory ? kCurveHeight : 0);
     const double rows = row_step_ * static_cast<double>(timeline_.ranks.size());
     const double bottom = kTop + rows + 18;
     const double notes_end = bottom + 22 + 15 * static_cast<double>(options_.notes.size());
     const double height = notes_end + ChartHeight();
-    const double full = std::max(kLeft + width_ + kRight, options_.hops.empty() ? 430.0 : 560.0);
+    const double full =
+        std::max({kLeft + width_ + kRight, legend_end_ + 8, options_.hops.empty() ? 430.0 : 560.0});
     out_ = fmt::format(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
         "viewBox=\"0 0 {0:.0f} {1:.0f}\" role=\"img\">\n<title>{2}</title>\n<style>\n{3}</style>\n"
@@ -154,7 +157,7 @@ class SvgDrawer {
         "<text class=\"t\" x=\"8\" y=\"18\">{2}</text>\n",
         full, height, Escaped(options_.title.empty() ? timeline_.name : options_.title),
         StyleSheet());
-    Legend();
+    out_ += legend;
     FindTops();
     for (size_t r = 0; r < timeline_.ranks.size(); ++r)
       Row(r);
@@ -209,28 +212,38 @@ class SvgDrawer {
     return kLeft + (std::clamp(at_s, from_s_, to_s_) - from_s_) * per_s_;
   }
 
-  void Legend() {
+  // Says what shades of a colour are; "" where there is one.
+  std::string_view ShadeMeaning() const {
+    if (schedule_ == nullptr)
+      return "";
+    if (schedule_->placement.num_directions() > 1)
+      return "other shade: second copy";
+    return schedule_->chunks() > 1 ? "other shades: later chunks" : "";
+  }
+
+  std::string Legend() {
+    std::string out;
     double x = kLeft;
+    auto entry = [&](std::string_view mark, double mark_width, std::string_view text) {
+      out += fmt::format("<{} x=\"{:.1f}\"/><text class=\"s\" x=\"{:.1f}\" y=\"36\">{}</text>\n",
+                         mark, x, x + mark_width + 4, text);
+      x += mark_width + 4 + kSmallLetter * static_cast<double>(text.size()) + 10;
+    };
     for (const KindStyle& style : kStyles) {
-      if ((used_ >> static_cast<int>(style.kind) & 1) == 0)
-        continue;
-      out_ += fmt::format(
-          "<rect class=\"{}0\" x=\"{:.1f}\" y=\"27\" width=\"11\" height=\"11\"/>"
-          "<text class=\"s\" x=\"{:.1f}\" y=\"36\">{}</text>\n",
-          style.css, x, x + 15, style.meaning);
-      x += 26 + 5.2 * static_cast<double>(std::string_view(style.meaning).size());
+      if ((used_ >> static_cast<int>(style.kind) & 1) != 0) {
+        entry(fmt::format(R"(rect class="{}0" y="27" width="11" height="11")", style.css), 11,
+              style.meaning);
+      }
     }
-    out_ += fmt::format(
-        "<rect fill=\"url(#idle)\" x=\"{:.1f}\" y=\"27\" width=\"11\" height=\"11\"/>"
-        "<text class=\"s\" x=\"{:.1f}\" y=\"36\">idle</text>\n",
-        x, x + 15);
-    x += 48;
-    if (options_.memory) {
-      out_ += fmt::format(
-          "<rect class=\"curve\" x=\"{:.1f}\" y=\"31\" width=\"14\" height=\"7\"/>"
-          "<text class=\"s\" x=\"{:.1f}\" y=\"36\">saved activations</text>\n",
-          x, x + 18);
+    entry(R"x(rect fill="url(#idle)" y="27" width="11" height="11")x", 11, "idle");
+    if (options_.memory)
+      entry(R"x(rect class="curve" y="31" width="14" height="7")x", 14, "saved activations");
+    if (const std::string_view shades = ShadeMeaning(); !shades.empty()) {
+      out += fmt::format("<text class=\"s\" x=\"{:.1f}\" y=\"36\">{}</text>\n", x, shades);
+      x += kSmallLetter * static_cast<double>(shades.size()) + 10;
     }
+    legend_end_ = x - 10;
+    return out;
   }
 
   const Counter* ActivationsOf(const RankTimeline& rank) const {
@@ -310,18 +323,18 @@ class SvgDrawer {
       return;
     const double base = y + kCurveHeight - 1;
     const double scale = (kCurveHeight - 3) / top_;
-    std::string path = fmt::format("M{:.2f} {:.1f}", X(from_s_), base);
-    double value = 0;
-    double peak = 0;
-    for (const Counter::Sample& sample : counter->samples) {
-      peak = std::max(peak, sample.value);
-      if (sample.at_s > to_s_)
-        break;
-      if (sample.at_s >= from_s_) {
-        path += fmt::format("L{0:.2f} {1:.1f}L{0:.2f} {2:.1f}", X(sample.at_s),
-                            base - value * scale, base - sample.value * scale);
-      }
-      value = sample.value;
+    const auto& samples = counter->samples;
+    auto sample = std::find_if(samples.begin(), samples.end(),
+                               [this](const auto& one) { return one.at_s > from_s_; });
+    double value = sample == samples.begin() ? 0 : std::prev(sample)->value;
+    double peak = value;
+    std::string path =
+        fmt::format("M{0:.2f} {1:.1f}L{0:.2f} {2:.1f}", X(from_s_), base, base - value * scale);
+    for (; sample != samples.end() && sample->at_s <= to_s_; ++sample) {
+      path += fmt::format("L{0:.2f} {1:.1f}L{0:.2f} {2:.1f}", X(sample->at_s), base - value * scale,
+                          base - sample->value * scale);
+      value = sample->value;
+      peak = std::max(peak, value);
     }
     path += fmt::format("L{0:.2f} {1:.1f}L{0:.2f} {2:.1f}Z", X(to_s_), base - value * scale, base);
     const std::string label =
@@ -351,7 +364,7 @@ class SvgDrawer {
       out_ += fmt::format(
           "<line class=\"axis\" x1=\"{0:.2f}\" y1=\"{1:.1f}\" x2=\"{0:.2f}\" y2=\"{2:.1f}\"/>"
           "<text class=\"s n\" x=\"{0:.2f}\" y=\"{3:.1f}\">{4}</text>\n",
-          x, y, y + 4, y + 14, at_s == 0 ? "0" : FormatSeconds(at_s));
+          x, y, y + 4, y + 14, AxisSeconds(at_s));
     }
   }
 
@@ -446,6 +459,7 @@ class SvgDrawer {
   double per_s_ = 1;
   double row_step_ = 0;
   double top_ = 0;
+  double legend_end_ = 0;
   uint32_t used_ = 0;
 };
 

@@ -135,7 +135,7 @@ class GridDrawer {
     }
     for (double at_s = std::ceil(from_s_ / step_s - 1e-9) * step_s; at_s < to_s_; at_s += step_s) {
       const auto c = static_cast<int>(std::lround((at_s - from_s_) / column_s_));
-      const std::string mark = "|" + (at_s == 0 ? std::string("0") : FormatSeconds(at_s));
+      const std::string mark = "|" + AxisSeconds(at_s);
       for (size_t i = 0; i < mark.size() && c + static_cast<int>(i) < columns_; ++i)
         ruler[static_cast<size_t>(kLabelWidth + c) + i] = mark[i];
     }
@@ -236,8 +236,32 @@ double ShortCell(std::vector<double> durations_s, double otherwise_s) {
   return *tenth;
 }
 
-std::string TextGrid(const Timeline& timeline, const Schedule* schedule,
-                     const GridOptions& options) {
+Result<> CheckWindow(const Timeline& timeline, double from_s, double to_s, std::string_view part) {
+  const double length_s = timeline.end_s - timeline.begin_s;
+  const bool whole = from_s <= 0 && to_s < 0;
+  if (whole || (from_s < length_s && (to_s < 0 || to_s > from_s)))
+    return {};
+  return MakeError(ErrorCode::kInvalidArgument,
+                   "[trace.{}] nothing from {:g} s to {}, wanted a part of the {:g} s there are",
+                   part, from_s, to_s < 0 ? std::string("the end") : fmt::format("{:g} s", to_s),
+                   length_s);
+}
+
+std::string AxisSeconds(double seconds) {
+  if (seconds == 0)
+    return "0";
+  std::string text = FormatSeconds(seconds);
+  const size_t space = text.find(' ');
+  if (text.find('.') < space) {
+    const size_t last = text.find_last_not_of('0', space - 1);
+    text.erase(text[last] == '.' ? last : last + 1, space - (text[last] == '.' ? last : last + 1));
+  }
+  return text;
+}
+
+Result<std::string> TextGrid(const Timeline& timeline, const Schedule* schedule,
+                             const GridOptions& options) {
+  PENSTOCK_TRY(CheckWindow(timeline, options.from_s, options.to_s, "grid"));
   return GridDrawer(timeline, schedule, options).Draw();
 }
 

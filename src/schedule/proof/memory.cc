@@ -24,6 +24,7 @@ class RankMemory {
     double peak_bytes = 0;
     const bool in_bytes = !proof_.options.activation_bytes.empty();
     int32_t first_over = -1;
+    int32_t peak_at = -1;
     for (size_t i = 0; i < program_.size();) {
       const size_t end = CellEnd(i);
       for (size_t k = i; k < end; ++k) {  // F counts before B releases
@@ -32,11 +33,13 @@ class RankMemory {
         ++pairs;
         bytes += BytesOf(k);
         const double now = in_bytes ? bytes : static_cast<double>(pairs) * share;
+        if (in_bytes ? bytes > peak_bytes : pairs > peak_pairs)
+          peak_at = static_cast<int32_t>(k);
+        peak_pairs = std::max(peak_pairs, pairs);
+        peak_bytes = std::max(peak_bytes, bytes);
         if (limited && first_over < 0 && now > limit * (1 + 1e-12) + 1e-12)
           first_over = static_cast<int32_t>(k);
       }
-      peak_pairs = std::max(peak_pairs, pairs);
-      peak_bytes = std::max(peak_bytes, bytes);
       for (size_t k = i; k < end; ++k) {
         if (!Releases(k))
           continue;
@@ -50,8 +53,8 @@ class RankMemory {
     if (in_bytes)
       proof_.result.peak_bytes[static_cast<size_t>(rank_)] = peak_bytes;
     if (first_over >= 0)
-      ReportOver(first_over, limit, in_bytes ? peak_bytes : static_cast<double>(peak_pairs) * share,
-                 in_bytes);
+      ReportOver(first_over, peak_at, limit,
+                 in_bytes ? peak_bytes : static_cast<double>(peak_pairs) * share, in_bytes);
   }
 
  private:
@@ -97,32 +100,49 @@ class RankMemory {
     return entry.weight == index && start >= 0 && start < index;
   }
 
-  void ReportOver(int32_t at, double limit, double peak, bool in_bytes) {
-    proof_.problems.Add(ProblemKind::kMemory, rank_, at, [&] {
-      constexpr size_t kListed = 12;
-      std::vector<bool> live(static_cast<size_t>(at) + 1, false);
-      for (size_t i = 0; i <= static_cast<size_t>(at); ++i) {
-        if (Saves(i))
-          live[i] = true;
-        if (i < static_cast<size_t>(at) && Releases(i)) {
-          const TripleTable::Entry& entry = EntryOf(i);
-          live[static_cast<size_t>(entry.recompute >= 0 ? entry.recompute : entry.forward)] = false;
-        }
-      }
-      std::string owners;
-      size_t count = 0;
-      for (size_t i = 0; i < live.size(); ++i) {
-        if (!live[i] || ++count > kListed)
+  // ", in slot 7", or nothing for an action that never runs.
+  std::string SlotText(int32_t at) const {
+    const auto& slots = proof_.start_slot[static_cast<size_t>(rank_)];
+    const auto i = static_cast<size_t>(at);
+    return i < slots.size() && slots[i] >= 0 ? fmt::format(", in slot {}", slots[i])
+                                             : std::string();
+  }
+
+  // The actions whose activations are held when the one at `at` has begun, that one among them.
+  std::string OwnersAt(int32_t at) const {
+    constexpr size_t kListed = 12;
+    const auto last = static_cast<size_t>(at);
+    std::vector<bool> live(last + 1, false);
+    for (size_t i = 0; i < last + 1;) {
+      const size_t end = CellEnd(i);
+      for (size_t k = i; k < std::min(end, last + 1); ++k)
+        live[k] = Saves(k);
+      for (size_t k = i; k < end && end <= last; ++k) {
+        if (!Releases(k))
           continue;
-        owners +=
-            (owners.empty() ? "" : " ") + proof_.problems.TextAt(rank_, static_cast<int64_t>(i));
+        const TripleTable::Entry& entry = EntryOf(k);
+        live[static_cast<size_t>(entry.recompute >= 0 ? entry.recompute : entry.forward)] = false;
       }
-      if (count > kListed)
-        owners += fmt::format(" and {} more", count - kListed);
+      i = end;
+    }
+    std::string owners;
+    size_t count = 0;
+    for (size_t i = 0; i < live.size(); ++i) {
+      if (live[i] && ++count <= kListed)
+        owners += " " + proof_.problems.TextAt(rank_, static_cast<int64_t>(i));
+    }
+    if (count > kListed)
+      owners += fmt::format(" and {} more", count - kListed);
+    return owners;
+  }
+
+  void ReportOver(int32_t over, int32_t peak_at, double limit, double peak, bool in_bytes) {
+    proof_.problems.Add(ProblemKind::kMemory, rank_, over, [&] {
       return fmt::format(
-          "more saved activations than the limit of {:g} {} (peak of this rank {:g}); kept here by "
-          "{}",
-          limit, in_bytes ? "bytes" : "shares", peak, owners);
+          "more saved activations than the limit of {:g} {}{}; the peak of this rank is {:g}, at "
+          "cell {}{}, and belongs to{}",
+          limit, in_bytes ? "bytes" : "shares", SlotText(over), peak,
+          proof_.problems.CellOf(rank_, peak_at), SlotText(peak_at), OwnersAt(peak_at));
     });
   }
 

@@ -264,7 +264,10 @@ class RankOrder {
     if (wrong) {
       proof_.problems.Add(
           step < wanted ? ProblemKind::kDuplicate : ProblemKind::kOrder, rank_, index_, [&] {
-            return fmt::format("optimizer step {} of stage {}, wanted {}", step, a.stage, wanted);
+            return step < wanted ? fmt::format("stage {} has had its optimizer step {} already",
+                                               a.stage, step)
+                                 : fmt::format("optimizer step {} of stage {} before its step {}",
+                                               step, a.stage, wanted);
           });
     }
   }

@@ -119,6 +119,9 @@ struct Proof {
   // without messages.
   std::vector<int32_t> forward_message;
   std::vector<int32_t> backward_message;
+  // Per rank and action: the slot in which a computation starts, -1 where it never does. Empty
+  // unless there is a limit of activations, for its messages.
+  std::vector<std::vector<int32_t>> start_slot;
 
   // Stage, micro-batch, slice, value and peer lie in the schedule and the rank holds the stage: the
   // parts look at no other actions.

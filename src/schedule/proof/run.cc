@@ -36,7 +36,13 @@ class Runner {
         sent_(proof.messages.size(), kNotYet),
         taken_(proof.messages.size(), kNotYet),
         sends_(static_cast<size_t>(proof.num_channels), 0),
-        takes_(static_cast<size_t>(proof.num_channels)) {}
+        takes_(static_cast<size_t>(proof.num_channels)) {
+    proof.start_slot.resize(proof.schedule.ranks.size());
+    if (!proof.options.activation_limit.empty()) {
+      for (size_t r = 0; r < proof.start_slot.size(); ++r)
+        proof.start_slot[r].assign(proof.schedule.ranks[r].size(), -1);
+    }
+  }
 
   void Run() {
     for (int r = schedule_.num_ranks() - 1; r >= 0; --r)
@@ -100,6 +106,9 @@ class Runner {
     // The second part of an overlapped pair shares the slot of the first, if its input is there.
     const int64_t start = std::max(a.joined ? clock - 1 : clock, ready);
     clock = std::max(clock, start + 1);
+    auto& slots = proof_.start_slot[static_cast<size_t>(rank)];
+    if (!slots.empty())
+      slots[next_[static_cast<size_t>(rank)]] = static_cast<int32_t>(start);
     const size_t triple = proof_.triples.IndexOf(a);
     if (a.kind == OpKind::kForward) {
       forward_end_[triple] = start + 1;
