@@ -8,6 +8,7 @@
 #include "plan/inference.h"
 #include "plan/memory.h"
 #include "plan/training.h"
+#include "plan/would_fit.h"
 
 namespace penstock::plan {
 namespace {
@@ -81,9 +82,11 @@ std::vector<Knob> Knobs(const Context& context) {
                      system.device.memory_bytes = v;
                      system.device.memory_reserve_bytes = v * kept;
                    }});
-  knobs.push_back(
-      {"memory bandwidth", "bytes/s", s.device.memory_bandwidth,
-       [](hw::System& system, Workload&, double v) { system.device.memory_bandwidth = v; }});
+  if (!s.engine) {  // whose measured times hold their memory's rate
+    knobs.push_back(
+        {"memory bandwidth", "bytes/s", s.device.memory_bandwidth,
+         [](hw::System& system, Workload&, double v) { system.device.memory_bandwidth = v; }});
+  }
   for (size_t l = 0; l < s.links.size(); ++l) {
     knobs.push_back({"bandwidth of " + s.links[l].name, "bytes/s", s.links[l].bandwidth,
                      [l](hw::System& system, Workload&, double v) {
@@ -369,8 +372,10 @@ void ExplainServing(const Context& context, const SearchResult& result, Verdict&
       "the number of stages when each group keeps its sequences, since all groups are in flight.",
       v.rho < 10 ? fmt::format("{:.0f} %", 100 * v.rho) : fmt::format("{:.1f} times", v.rho),
       v.shares.empty() ? "" : FormatBytes(v.shares[0].kv_same_group_bytes)));
-  lines.push_back(
-      fmt::format("{:.0f} sequences share one read of the weights.", v.sequences_per_weight_read));
+  lines.push_back(v.sequences_per_weight_read == 1
+                      ? "Each sequence has a read of the weights to itself."
+                      : fmt::format("{:.0f} sequences share one read of the weights.",
+                                    v.sequences_per_weight_read));
   if (v.rho < 1) {
     lines.push_back(
         fmt::format("Against {} replicas, {} stages can gain at most "
@@ -446,6 +451,9 @@ Verdict Judge(const Context& context, const SearchOptions& options, const Search
                    : why.find("prefill") != std::string::npos ? "compute"
                                                               : "capacity";
       v.reason += "Nearest: " + NearestText(result.rejected.front());
+      if (v.bound_by == "capacity") {
+        v.lines = WouldFit(context, options, result.rejected.front());
+      }
     }
     return v;
   }

@@ -79,6 +79,18 @@ TEST(Plan, WhatFitsWhere) {
   }
 }
 
+TEST(Plan, WhatDoesNotFitSaysWhatWould) {
+  const Asked asked = Ask("deepseek-v3", "dgx-h200", 8);
+  EXPECT_EQ(asked.status, 1);
+  const std::string lines = asked.json["verdict"]["explanation"].dump();
+  EXPECT_NE(lines.find("With fp8 weights (-W precision=fp8) it fits"), std::string::npos) << lines;
+  const size_t at = lines.find(" devices of this kind it fits");
+  ASSERT_NE(at, std::string::npos) << lines;
+  const int needed = std::stoi(lines.substr(lines.rfind(' ', at - 1) + 1));
+  EXPECT_EQ(Ask("deepseek-v3", "dgx-h200", needed).status, 0);
+  EXPECT_EQ(Ask("deepseek-v3", "dgx-h200", needed - 1).status, 1);
+}
+
 TEST(Plan, BadInputIsStatusTwoWithTheNearestRightThing) {
   const Asked name = Ask("llama-3.1-7b", "dgx-h100", 8);
   EXPECT_EQ(name.status, 2);
