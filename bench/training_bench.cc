@@ -104,7 +104,7 @@ class Bench {
     Add(name + "_input", operations, [=] { k->LinearBackwardInput(*w, dy, false, dx, work); });
     const ProductType type = type_;
     Add(name + "_weight", operations,
-        [=] { k->LinearBackwardWeight(type, dy, x, gradient, work); });
+        [=] { k->LinearBackwardWeight(type, dy, x, true, gradient, work); });
     Add(name + "_adamw", 0, [=] {
       AdamWParams params;
       params.lr = 1e-5F;

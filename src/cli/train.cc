@@ -136,8 +136,10 @@ void PrintReport(const train::TrainOutcome& outcome) {
     json["stages"].push_back(std::move(stage));
   }
   json["bubble_ratio"] = BubbleRatio(report);
+  json["step_s"] = report.step_s;
   json["planned"] = {
-      {"step_s", report.planned_step_s ? Json(*report.planned_step_s) : Json(nullptr)}};
+      {"step_s", report.planned ? Json(report.planned->step_s) : Json(nullptr)},
+      {"bubble_ratio", report.planned ? Json(report.planned->bubble_ratio) : Json(nullptr)}};
   json["first_step"] = report.first_step;
   json["finish_reason"] = report.already_finished ? "already finished"
                           : report.interrupted    ? "interrupted"
@@ -166,10 +168,11 @@ void PrintTable(const train::TrainOutcome& outcome) {
                FormatSeconds(rank.busy_s), FormatSeconds(rank.idle_s));
   }
   if (report.last.has_value()) {
-    fmt::print("  loss {:.4f} after step {}, bubble {:.1f} %, a step {} (planned {})\n",
-               report.last->loss, report.last->step, BubbleRatio(report) * 100,
-               FormatSeconds(report.last->step_s),
-               report.planned_step_s ? FormatSeconds(*report.planned_step_s) : "-");
+    fmt::print("  loss {:.4f} after step {}\n", report.last->loss, report.last->step);
+    fmt::print(
+        "  a step {} (planned {}), bubble {:.1f} % (planned {})\n", FormatSeconds(report.step_s),
+        report.planned ? FormatSeconds(report.planned->step_s) : "-", BubbleRatio(report) * 100,
+        report.planned ? fmt::format("{:.1f} %", report.planned->bubble_ratio * 100) : "-");
     fmt::print("  weights {}\n", report.last->weights_sha256);
   }
   if (!report.checkpoint.empty()) {
@@ -195,8 +198,10 @@ Result<> WriteTraces(const TrainVerbFlags& flags, const train::TrainOutcome& out
     timeline.threads_per_rank = outcome.report.ranks.front().threads;
     PENSTOCK_TRY(trace::WriteChromeTraceFile(timeline, flags.trace_file));
   }
-  if (!flags.planned_file.empty() && outcome.report.planned.has_value()) {
-    PENSTOCK_TRY(trace::WriteChromeTraceFile(*outcome.report.planned, flags.planned_file));
+  if (!flags.planned_file.empty() && outcome.report.planned.has_value() &&
+      outcome.report.planned->timeline.has_value()) {
+    PENSTOCK_TRY(
+        trace::WriteChromeTraceFile(*outcome.report.planned->timeline, flags.planned_file));
   }
   return {};
 }

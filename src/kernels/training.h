@@ -92,6 +92,12 @@ struct AdamWParams {
   int64_t step = 1;              // 1, 2, ... for the bias correction
 };
 
+// The rows of a matrix that a master's rows are.
+struct PackedRows {
+  TrainMatrix* matrix = nullptr;
+  int64_t first_row = 0;
+};
+
 class TrainingDevice {
  public:
   virtual ~TrainingDevice() = default;
@@ -119,9 +125,10 @@ class TrainingDevice {
   // dx [rows, W.columns()] (+)= dy W.
   virtual void LinearBackwardInput(const TrainMatrix& w, Tensor dy, bool accumulate, Tensor dx,
                                    Tensor workspace) = 0;
-  // dw [dy.columns(), x.columns()] accumulates dy^T x. REQUIRES: dw contiguous rows.
-  virtual void LinearBackwardWeight(ProductType type, Tensor dy, Tensor x, Tensor dw,
-                                    Tensor workspace) = 0;
+  // dw [dy.columns(), x.columns()] (+)= dy^T x; the same bits as adding to zeros. REQUIRES: dw
+  // contiguous rows.
+  virtual void LinearBackwardWeight(ProductType type, Tensor dy, Tensor x, bool accumulate,
+                                    Tensor dw, Tensor workspace) = 0;
   // out [1, columns] accumulates the sum of x's rows (biases).
   virtual void AddColumnSums(Tensor x, Tensor out) = 0;
 
@@ -241,6 +248,10 @@ class TrainingDevice {
   virtual double SumOfSquares(Tensor x) = 0;
   // w, m, v change in place; g is not changed.
   virtual void AdamW(const AdamWParams& params, Tensor g, Tensor w, Tensor m, Tensor v) = 0;
+  // The same, then Repack of w's rows in each of `images`, while they are in the cache. REQUIRES:
+  // contiguous rows.
+  virtual void AdamWRepack(const AdamWParams& params, Tensor g, Tensor w, Tensor m, Tensor v,
+                           std::span<const PackedRows> images) = 0;
   virtual void Fill(Tensor x, float value) = 0;
 };
 

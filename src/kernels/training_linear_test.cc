@@ -108,15 +108,15 @@ TEST_P(TrainLinear, BackwardInputAgreesWithTheTwinAndAccumulates) {
 TEST_P(TrainLinear, BackwardWeightAgreesWithTheTwinAndAccumulates) {
   for (const Shape& shape : kShapes) {
     Case c(shape);
-    const auto run = [&](TrainingDevice& kernels, std::vector<float> start) {
+    const auto run = [&](TrainingDevice& kernels, std::vector<float> start, bool accumulate) {
       Scratch scratch = c.Workspace(kernels, GetParam());
       Filled dw(shape.outputs, shape.inputs, std::move(start));
-      kernels.LinearBackwardWeight(GetParam(), c.dy.tensor(), c.x.tensor(), dw.tensor(),
+      kernels.LinearBackwardWeight(GetParam(), c.dy.tensor(), c.x.tensor(), accumulate, dw.tensor(),
                                    scratch.tensor());
       return dw.values();
     };
     const auto got = WithThreads([&](TrainingDevice& kernels) {
-      return run(kernels, std::vector<float>(c.w.values().size()));
+      return run(kernels, std::vector<float>(c.w.values().size()), true);
     });
     std::vector<double> want(got.size());
     ref::LinearBackward<double>({}, Rounded(c.x.values(), GetParam()),
@@ -124,9 +124,67 @@ TEST_P(TrainLinear, BackwardWeightAgreesWithTheTwinAndAccumulates) {
                                 shape.outputs, {}, want);
     EXPECT_LT(RelativeError(got, want), 1e-6) << shape.outputs << " x " << shape.inputs;
     Training t(2);
-    const auto sum = run(*t.kernels, c.w.values());
+    EXPECT_EQ(run(*t.kernels, c.w.values(), false), got) << "written over what was there";
+    const auto sum = run(*t.kernels, c.w.values(), true);
     for (size_t i = 0; i < got.size(); ++i) {
       ASSERT_EQ(sum[i], c.w.values()[i] + got[i]) << "the whole term is added at the end";
+    }
+  }
+}
+
+// A matrix of two parts: the second one's rows begin anywhere in a strip.
+TEST_P(TrainLinear, AStepThatPacksGivesTheBitsOfAStepAndAPacking) {
+  constexpr int64_t kColumns = 37;
+  AdamWParams params;
+  params.lr = 1e-2F;
+  params.weight_decay = 0.1F;
+  for (const int64_t first : {0, 16, 21}) {
+    for (const int64_t rows : {1, 15, 70}) {
+      const auto run = [&](TrainingDevice& kernels, bool together) {
+        const int64_t all = first + rows;
+        MemoryAccount account;
+        std::vector<std::unique_ptr<TrainMatrix>> matrices;
+        std::vector<PackedRows> images;
+        for (const int64_t row : {first, int64_t{0}}) {
+          matrices.push_back(kernels.CreateMatrix(all, kColumns, GetParam(), account).value());
+          Filled before(all, kColumns, RandomFloats(all * kColumns, 5));
+          kernels.Repack(*matrices.back(), before.tensor(), 0);
+          images.push_back({matrices.back().get(), row});
+        }
+        if (first % 2 != 0) {
+          images.pop_back();  // both ways: images that lie alike, and that do not
+        }
+        Filled g(rows, kColumns, RandomFloats(rows * kColumns, 1));
+        Filled w(rows, kColumns, RandomFloats(rows * kColumns, 2));
+        Filled m(rows, kColumns);
+        Filled v(rows, kColumns);
+        if (together) {
+          kernels.AdamWRepack(params, g.tensor(), w.tensor(), m.tensor(), v.tensor(), images);
+        } else {
+          kernels.AdamW(params, g.tensor(), w.tensor(), m.tensor(), v.tensor());
+          for (const PackedRows& image : images) {
+            kernels.Repack(*image.matrix, w.tensor(), image.first_row);
+          }
+        }
+        std::vector<float> found = w.values();
+        found.insert(found.end(), v.values().begin(), v.values().end());
+        for (const auto& matrix : matrices) {
+          Scratch scratch(kernels.ProductWorkspaceBytes(all, kColumns, GetParam(), all));
+          Filled x(3, kColumns, RandomFloats(3 * kColumns, 3));
+          Filled y(3, all);
+          kernels.LinearForward(*matrix, x.tensor(), {}, y.tensor(), scratch.tensor());
+          Filled dy(3, all, RandomFloats(3 * all, 4));
+          Filled dx(3, kColumns);
+          kernels.LinearBackwardInput(*matrix, dy.tensor(), false, dx.tensor(), scratch.tensor());
+          found.insert(found.end(), y.values().begin(), y.values().end());
+          found.insert(found.end(), dx.values().begin(), dx.values().end());
+        }
+        return found;
+      };
+      const auto together =
+          WithThreads([&](TrainingDevice& kernels) { return run(kernels, true); });
+      Training t(1);
+      EXPECT_EQ(together, run(*t.kernels, false)) << first << " + " << rows;
     }
   }
 }

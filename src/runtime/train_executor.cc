@@ -55,7 +55,7 @@ Result<StepResult> TrainExecutor::Run(std::span<const MicroBatchShape> shapes, c
                                       StepEnd* end) {
   Begin(shapes, data, end);
   if (!dry() && !program_.schedule().forward_only) {
-    m_.parameters->ZeroGradients();
+    m_.parameters->BeginGradients();
   }
   for (const Action& action : program_.actions()) {
     const bool left_out =
@@ -66,6 +66,9 @@ Result<StepResult> TrainExecutor::Run(std::span<const MicroBatchShape> shapes, c
     if (const Result<> result = Execute(action); !result.ok()) {
       return Named(result.error(), action);
     }
+  }
+  if (!dry() && !program_.schedule().forward_only) {
+    m_.parameters->FinishGradients(StageId());
   }
   for (const auto& [key, queue] : queues_) {
     PENSTOCK_CHECK(queue.early.empty(), "every unit adds to the accumulators of its stages");
@@ -338,6 +341,7 @@ Result<int64_t> TrainExecutor::ReduceGradients(const Action& action) {
   if (dry()) {
     return 0;
   }
+  m_.parameters->FinishGradients(action.stage);
   const GradientSums::Means means{*m_.channel, *m_.runner.device, m_.reduce_scratch, step(),
                                   m_.spec->deadline_s};
   if (action.value == 0) {
@@ -362,10 +366,8 @@ Result<int64_t> TrainExecutor::Optimize(const Action& action) {
     }
   }
   PENSTOCK_CHECK(end_ != nullptr, "a schedule with OPT is run with a StepEnd");
+  m_.parameters->FinishGradients(action.stage);
   PENSTOCK_TRY(end_->Optimize(action.stage, own));
-  if (!own.empty()) {
-    m_.parameters->Changed(own);
-  }
   return 0;
 }
 

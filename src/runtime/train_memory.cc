@@ -1,6 +1,7 @@
 #include "runtime/train_memory.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace penstock::runtime {
@@ -43,8 +44,10 @@ Result<Block> BlockPool::Take(int64_t bytes) {
   if (dry_) {
     return block;
   }
-  const auto kept = free_.lower_bound(rounded);
+  auto kept = free_.lower_bound(rounded);
   if (kept != free_.end() && kept->first <= LargestThatServes(rounded)) {
+    // Of those as large the one that was given back last: it may still be in the cache.
+    kept = std::prev(free_.upper_bound(kept->first));
     block.raw_ = std::move(kept->second);
     free_.erase(kept);
     return block;

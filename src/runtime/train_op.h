@@ -82,6 +82,9 @@ struct OpTraits {
   std::vector<std::vector<TensorId>> biases;
   // Accumulators: tensors whose gradients lie one below the other (same columns; vectors are rows).
   std::vector<std::vector<TensorId>> gradients;
+  // The first contribution of a step to accumulator 0 is written, not added (OpFrame::first); other
+  // accumulators are zero before it.
+  bool writes_first = false;
   std::vector<ExtraSpec> extras;
 };
 
@@ -120,6 +123,7 @@ struct OpFrame {
   std::span<const Tensor> vectors;
   std::span<const Tensor> biases;     // [1, width]; empty view: none
   std::span<const Tensor> gradients;  // accumulators of this use and lane, one per group
+  bool first = false;                 // with writes_first: gradients[0] holds nothing yet
   double loss = 0;                    // out: sum of cross-entropies (the loss operation only)
 };
 

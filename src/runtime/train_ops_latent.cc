@@ -24,6 +24,7 @@ class LatentAttentionTrainOp final : public TrainOp {
     traits.into = {GradientInto::kWrites, GradientInto::kEither, GradientInto::kEither};
     traits.matrices = {{params.expand}};
     traits.gradients = {{params.expand}};
+    traits.writes_first = true;
     traits.extras = {{.from_forward = true, .read = kReadInI},    // lse
                      {.from_forward = true, .read = kReadInI},    // keys
                      {.from_forward = true, .read = kReadInI},    // values
@@ -102,7 +103,7 @@ class LatentAttentionTrainOp final : public TrainOp {
   }
 
   void BackwardWeight(OpFrame& f) const override {
-    f.device.LinearBackwardWeight(type_, Extra(f, 3, f.in[1].rows(), Width()), f.in[1],
+    f.device.LinearBackwardWeight(type_, Extra(f, 3, f.in[1].rows(), Width()), f.in[1], !f.first,
                                   f.gradients[0], f.workspace);
   }
 

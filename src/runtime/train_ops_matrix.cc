@@ -77,6 +77,7 @@ class LinearTrainOp final : public TrainOp {
     traits.weight_reads_gradient = true;
     traits.matrices = {params.weights};
     traits.gradients = {params.weights};
+    traits.writes_first = true;
     for (const TensorId id : params.weights) {
       parts_.push_back(context.graph.tensor(id).shape[0]);
       outputs_ += parts_.back();
@@ -112,7 +113,7 @@ class LinearTrainOp final : public TrainOp {
 
   void BackwardWeight(OpFrame& f) const override {
     const Tensor dy = f.dout[0].Widened(outputs_);
-    f.device.LinearBackwardWeight(type_, dy, f.in[0], f.gradients[0], f.workspace);
+    f.device.LinearBackwardWeight(type_, dy, f.in[0], !f.first, f.gradients[0], f.workspace);
     for (size_t i = 0; i < bias_parts_.size(); ++i) {
       f.device.AddColumnSums(dy.Columns(bias_parts_[i].column, bias_parts_[i].width),
                              f.gradients[i + 1]);

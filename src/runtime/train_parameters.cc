@@ -180,6 +180,7 @@ void TrainParameters::Bind(const HeldStage& stage) {
   for (const PlannedOp& op : stage.plan->ops) {
     const OpTraits& traits = op.run->traits;
     BoundWeights bound;
+    bound.stage = stage.plan->stage;
     for (const std::vector<TensorId>& parts : traits.matrices) {
       bound.matrices.push_back(packed_.at(KeyOf(parts)).matrix.get());
     }
@@ -208,10 +209,10 @@ Result<> TrainParameters::AddAccumulators(const HeldStage& stage) {
         const int64_t columns = ColumnsOf(graph_->tensor(group[0]));
         PENSTOCK_TRY_ASSIGN(Buffer buffer, Get(MemoryCategory::kGradients, rows * columns * 4));
         views.emplace_back(buffer.data(), DType::kF32, rows, columns);
-        accumulator_views_.push_back(views.back());
         accumulators_.push_back(std::move(buffer));
       }
       bound.gradients.push_back(std::move(views));
+      bound.fresh.push_back(1);
     }
     for (size_t g = 0; g < groups.size(); ++g) {
       int64_t row = 0;
@@ -314,9 +315,57 @@ void TrainParameters::Changed(std::span<const int32_t> parameters) {
   }
 }
 
-void TrainParameters::ZeroGradients() {
-  for (const Tensor& view : accumulator_views_) {
-    device_->Fill(view, 0.0F);
+void TrainParameters::Update(int32_t parameter, const kernels::AdamWParams& params, Tensor g,
+                             Tensor m, Tensor v) {
+  const Parameter& p = parameters_[static_cast<size_t>(parameter)];
+  const Tensor w = p.master;
+  const auto shaped = [&](Tensor x) {
+    return Tensor(x.Bytes().data(), DType::kF32, w.rows(), w.columns());
+  };
+  std::vector<kernels::PackedRows> images;
+  for (auto& [key, packed] : packed_) {
+    int64_t row = 0;
+    for (const TensorId id : packed.parts) {
+      if (id == p.id) {
+        images.push_back({packed.matrix.get(), row});
+      }
+      row += RowsOf(graph_->tensor(id));
+    }
+  }
+  device_->AdamWRepack(params, shaped(g), w, shaped(m), shaped(v), images);
+  for (auto& [key, bias] : biases_) {
+    if (std::find(bias.parts.begin(), bias.parts.end(), p.id) != bias.parts.end()) {
+      FillBias(bias);
+    }
+  }
+}
+
+void TrainParameters::BeginGradients() {
+  for (auto& [op, bound] : bound_) {
+    std::fill(bound.fresh.begin(), bound.fresh.end(), uint8_t{1});
+  }
+}
+
+bool TrainParameters::TakeFirst(int32_t op, size_t lane, bool writes_first) {
+  BoundWeights& bound = bound_.at(op);
+  if (bound.fresh[lane] == 0) {
+    return false;
+  }
+  bound.fresh[lane] = 0;
+  const std::vector<Tensor>& gradients = bound.gradients[lane];
+  for (size_t g = writes_first ? 1 : 0; g < gradients.size(); ++g) {
+    device_->Fill(gradients[g], 0.0F);
+  }
+  return true;
+}
+
+void TrainParameters::FinishGradients(StageId stage) {
+  for (auto& [op, bound] : bound_) {
+    for (size_t lane = 0; lane < bound.fresh.size(); ++lane) {
+      if (!stage.valid() || bound.stage == stage) {
+        TakeFirst(op, lane, false);
+      }
+    }
   }
 }
 

@@ -26,7 +26,9 @@ struct BoundWeights {
   std::vector<const kernels::TrainMatrix*> matrices;
   std::vector<Tensor> vectors;
   std::vector<Tensor> biases;
+  StageId stage;
   std::vector<std::vector<Tensor>> gradients;  // per local lane, per group
+  std::vector<uint8_t> fresh;                  // per local lane: nothing was added in this step
 };
 
 // Part of an accumulator that belongs to one tensor.
@@ -58,7 +60,16 @@ class TrainParameters {
   // Packs what holds any of these parameters, and copies their biases. Empty: all.
   void Changed(std::span<const int32_t> parameters);
 
-  void ZeroGradients();
+  // One step of AdamW: the master, m and v (as large) change, and what is packed of it.
+  void Update(int32_t parameter, const kernels::AdamWParams& params, Tensor g, Tensor m, Tensor v);
+
+  // Accumulators hold nothing from here on.
+  void BeginGradients();
+  // Before a contribution of an operation to a lane: makes zeros of what it adds to, and tells
+  // whether it is the step's first.
+  bool TakeFirst(int32_t op, size_t lane, bool writes_first);
+  // Zeros in accumulators of a stage that nothing was added to; of all stages if it is not valid.
+  void FinishGradients(StageId stage);
 
   std::vector<Parameter>& parameters() { return parameters_; }
 
@@ -113,7 +124,6 @@ class TrainParameters {
   std::map<Key, Bias> biases_;
   std::map<int32_t, BoundWeights> bound_;
   std::vector<Buffer> accumulators_;
-  std::vector<Tensor> accumulator_views_;
   std::vector<Buffer> finals_;
   std::vector<Parameter> parameters_;
   std::vector<std::vector<std::pair<StageId, TensorUse>>> uses_;  // per parameter

@@ -204,6 +204,11 @@ class TrainRankImpl final : public TrainRank {
     parameters_.Changed(parameters);
   }
 
+  void Update(int32_t parameter, const kernels::AdamWParams& params, Tensor gradient, Tensor m,
+              Tensor v) override {
+    parameters_.Update(parameter, params, gradient, m, v);
+  }
+
   Result<StepResult> RunStep(const StepData& data, StepEnd* end) override {
     PENSTOCK_TRY(CheckData(spec_, data, spec_.schedule->micro_batches, !spec_.forward_only));
     StepData whole = data;

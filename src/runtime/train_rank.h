@@ -190,10 +190,10 @@ class StepEnd {
  public:
   virtual ~StepEnd() = default;
   // OPT of a stage: the gradients of `parameters` (indices into TrainRank::parameters()) are
-  // complete. What it changes in their masters is repacked when it returns. A scalar that must come
-  // from all ranks (the norm) may be exchanged here over control lanes of the caller's own: every
-  // rank comes here after the last message that another one needs from it in this step, since OPT
-  // actions stand at the end of the lists. May take gradients as scratch.
+  // complete. What it changes in masters it tells the rank (Update, ParametersChanged). A scalar
+  // that must come from all ranks (the norm) may be exchanged here over control lanes of the
+  // caller's own: every rank comes here after the last message that another one needs from it in
+  // this step, since OPT actions stand at the end of the lists. May take gradients as scratch.
   virtual Result<> Optimize(StageId stage, std::span<const int32_t> parameters) = 0;
 
   // Seconds of the last Optimize in which this rank waited for others; recorded apart.
@@ -243,6 +243,10 @@ class TrainRank {
   // Packs the matrices of these parameters again after their masters were written outside OPT
   // (random start, checkpoint, rolled back step). Empty: all.
   virtual void ParametersChanged(std::span<const int32_t> parameters) = 0;
+  // One step of AdamW on parameter i, with gradient and moments of as many contiguous numbers as
+  // its master. Packs what it changes: faster than AdamW and ParametersChanged.
+  virtual void Update(int32_t parameter, const kernels::AdamWParams& params, Tensor gradient,
+                      Tensor m, Tensor v) = 0;
 
   // Runs this rank's list once. `end` may be null when the schedule has no OPT and no BARRIER.
   // Forward-only schedules give losses alone (evaluation): dropout is off then. Errors: kPeerLost,

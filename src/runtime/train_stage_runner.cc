@@ -230,6 +230,7 @@ Result<> TrainStageRunner::BackwardOp(TrainUnit& unit, const PlannedOp& op, bool
   }
   if (weight && c_.device != nullptr && shape.rows > 0) {
     OpFrame frame = Frame(unit, op, lane);
+    frame.first = c_.parameters->TakeFirst(op.index, lane, op.run->traits.writes_first);
     op.run->BackwardWeight(frame);
   }
   ReleaseAfterBackward(unit, op, input, weight);

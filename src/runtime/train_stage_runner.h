@@ -19,8 +19,8 @@ class TrainStageRunner {
  public:
   struct Context {
     const kernels::TrainingDevice* sizes = nullptr;
-    kernels::TrainingDevice* device = nullptr;    // null: dry
-    const TrainParameters* parameters = nullptr;  // null: dry
+    kernels::TrainingDevice* device = nullptr;  // null: dry
+    TrainParameters* parameters = nullptr;      // null: dry
     BlockPool* pool = nullptr;
     Tensor workspace;
     int32_t slices = 1;

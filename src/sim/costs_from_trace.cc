@@ -6,20 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/statistics.h"
+
 namespace penstock::sim {
 namespace {
 
 using schedule::OpKind;
-
-double Median(std::vector<double> values) {
-  if (values.empty())
-    return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1)
-    return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
 
 // A message that its receiver waits for takes about this long; others lie at the receiver's until
 // it looks for them, which a median would count.

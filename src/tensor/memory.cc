@@ -76,9 +76,9 @@ MemoryFigures MemoryAccount::peak() const {
   return peak_;
 }
 
-// Memory for weights and keys is carved from large pieces on huge pages: reading them with 4 KB
-// pages costs a fifth of the bandwidth. A piece's address space is reserved whole, but the system
-// provides pages only as they are written. A piece ends with its last buffer.
+// Memory for weights, keys, gradients and moments is carved from large pieces on huge pages:
+// reading them with 4 KB pages costs a fifth of the bandwidth. A piece's address space is reserved
+// whole, but the system provides pages only as they are written. A piece ends with its last buffer.
 class MemoryAccount::Piece {
  public:
   static constexpr int64_t kBytes = int64_t{64} << 20;
@@ -147,8 +147,10 @@ Result<Buffer> Buffer::Allocate(MemoryAccount& account, MemoryCategory category,
   constexpr int64_t kAlignment = 64;
   const int64_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   std::byte* data = nullptr;
-  if (kCarve && rounded >= kCarveFrom &&
-      (category == MemoryCategory::kWeights || category == MemoryCategory::kKv)) {
+  const bool lasting = category == MemoryCategory::kWeights || category == MemoryCategory::kKv ||
+                       category == MemoryCategory::kGradients ||
+                       category == MemoryCategory::kOptimizer;
+  if (kCarve && rounded >= kCarveFrom && lasting) {
     buffer.piece_ = account.Carve(rounded, data);
   } else {
     data = static_cast<std::byte*>(std::aligned_alloc(kAlignment, static_cast<size_t>(rounded)));

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "base/json.h"
+#include "base/statistics.h"
 #include "base/units.h"
 #include "schedule/schedule.h"
 
@@ -47,14 +48,6 @@ Groups GroupSlices(const Timeline& timeline, int& steps) {
   }
   steps = static_cast<int>(most);
   return groups;
-}
-
-double Median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1)
-    return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
 void SumKinds(const Timeline& timeline, bool measured, int steps,

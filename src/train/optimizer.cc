@@ -147,17 +147,7 @@ Result<> RankOptimizer::Optimize(StageId /*stage*/, std::span<const int32_t> par
   ++calls_;
   waited_s_ = 0;
   if (calibrating_) {
-    kernels::AdamWParams nothing;
-    for (const int32_t i : parameters) {
-      State& state = states_[static_cast<size_t>(i)];
-      const runtime::Parameter& p = rank_.parameters()[static_cast<size_t>(i)];
-      (void)device_.SumOfSquares(p.gradient);
-      device_.AdamW(nothing, Flat(p.gradient, state.shard), Flat(p.master, state.shard),
-                    Flat(state.m), Flat(state.v));
-      device_.Fill(Flat(state.m), 0.0F);
-      device_.Fill(Flat(state.v), 0.0F);
-    }
-    return {};
+    return Rehearse(parameters);
   }
   if (speculative_ || redo_) {
     return OptimizeAhead(parameters);
@@ -166,14 +156,39 @@ Result<> RankOptimizer::Optimize(StageId /*stage*/, std::span<const int32_t> par
   return calls_ == calls_per_step_ ? OptimizeTogether() : Result<>();
 }
 
+void RankOptimizer::set_calibrating(bool calibrating) {
+  calibrating_ = calibrating;
+  for (State& state : states_) {
+    device_.Fill(Flat(state.m), 0.0F);
+    device_.Fill(Flat(state.v), 0.0F);
+  }
+}
+
+Result<> RankOptimizer::Rehearse(std::span<const int32_t> parameters) {
+  if (speculative_) {
+    AddSums(parameters);
+    if (KeepsCopies(setup_.config)) {
+      for (const int32_t i : parameters) {
+        Keep(i);
+      }
+    }
+    return Apply(parameters, step_, 1.0, false);
+  }
+  if (calls_ < calls_per_step_) {
+    return {};
+  }
+  AddSums(all_);
+  PENSTOCK_TRY(links_.Post(step_, sums_));
+  PENSTOCK_TRY_ASSIGN(const StepFacts facts, Facts(step_, sums_));
+  return Apply(all_, step_, Factor(facts.norm), false);
+}
+
 Result<> RankOptimizer::OptimizeTogether() {
   AddSums(all_);
   PENSTOCK_TRY(links_.Post(step_, sums_));
   PENSTOCK_TRY_ASSIGN(const StepFacts facts, Facts(step_, sums_));
   facts_.push_back(facts);
-  PENSTOCK_TRY(Apply(all_, step_, Factor(facts.norm), false));
-  rank_.ParametersChanged(all_);
-  return {};
+  return Apply(all_, step_, Factor(facts.norm), false);
 }
 
 Result<> RankOptimizer::OptimizeAhead(std::span<const int32_t> parameters) {
@@ -302,9 +317,7 @@ Result<> RankOptimizer::RollBack(int64_t step, double norm) {
     std::memcpy(state.m.data(), state.old_m.data(), static_cast<size_t>(state.m.size()));
     std::memcpy(state.v.data(), state.old_v.data(), static_cast<size_t>(state.v.size()));
   }
-  PENSTOCK_TRY(Apply(all_, step, Factor(norm), true));
-  rank_.ParametersChanged(all_);
-  return {};
+  return Apply(all_, step, Factor(norm), true);
 }
 
 Result<> RankOptimizer::Apply(std::span<const int32_t> parameters, int64_t step, double factor,
@@ -312,28 +325,33 @@ Result<> RankOptimizer::Apply(std::span<const int32_t> parameters, int64_t step,
   PENSTOCK_TRY(BeforeChange());
   const OptimizerSection& o = setup_.config.optimizer;
   kernels::AdamWParams params;
-  params.lr = static_cast<float>(LearningRate(o, setup_.config.train.steps, step));
+  params.lr =
+      calibrating_ ? 0 : static_cast<float>(LearningRate(o, setup_.config.train.steps, step));
   params.beta1 = static_cast<float>(o.beta1);
   params.beta2 = static_cast<float>(o.beta2);
   params.epsilon = static_cast<float>(o.epsilon);
   params.gradient_factor = factor;
-  params.step = step;
+  params.step = std::max<int64_t>(step, 1);
   for (const int32_t i : parameters) {
     State& state = states_[static_cast<size_t>(i)];
     const runtime::Parameter& p = rank_.parameters()[static_cast<size_t>(i)];
+    const int64_t elements = p.master.rows() * p.master.columns();
+    const bool whole = state.shard.begin == 0 && state.shard.end == elements;
+    const Tensor gradient = kept ? Flat(state.old_g) : Flat(p.gradient, state.shard);
     params.weight_decay = state.decay;
-    if (state.shard.end > state.shard.begin) {
-      device_.AdamW(params, kept ? Flat(state.old_g) : Flat(p.gradient, state.shard),
-                    Flat(p.master, state.shard), Flat(state.m), Flat(state.v));
+    if (whole) {
+      rank_.Update(i, params, gradient, Flat(state.m), Flat(state.v));
+    } else if (state.shard.end > state.shard.begin) {
+      device_.AdamW(params, gradient, Flat(p.master, state.shard), Flat(state.m), Flat(state.v));
     }
     if (setup_.replicas() > 1 && setup_.config.pipeline.zero1) {
       std::vector<int64_t> starts;
-      const int64_t elements = p.master.rows() * p.master.columns();
       for (int32_t k = 0; k < setup_.replicas(); ++k) {
         starts.push_back(ShardOf(elements, k, setup_.replicas()).begin * kFloat);
       }
       starts.push_back(elements * kFloat);
       PENSTOCK_TRY(links_.ShareParts(p.master.Bytes(), starts));
+      rank_.ParametersChanged(std::span(&i, 1));
     }
   }
   return {};

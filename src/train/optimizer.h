@@ -76,8 +76,9 @@ class RankOptimizer : public runtime::StepEnd {
 
   int64_t rolled_back() const { return rolled_back_; }
 
-  // A step that changes nothing but takes the time of one: moments are zero after it.
-  void set_calibrating(bool calibrating) { calibrating_ = calibrating; }
+  // Until it is called again with false, steps change no weight but take the time of those that
+  // do. Moments are zero after it.
+  void set_calibrating(bool calibrating);
 
   // Called before weights or moments change, for whoever reads them beside training.
   void set_before_change(std::function<Result<>()> before) { before_change_ = std::move(before); }
@@ -101,6 +102,7 @@ class RankOptimizer : public runtime::StepEnd {
       : setup_(setup), rank_(rank), device_(device), links_(links) {}
 
   Result<> Allocate(MemoryAccount& account);
+  Result<> Rehearse(std::span<const int32_t> parameters);
   Result<> OptimizeTogether();
   Result<> OptimizeAhead(std::span<const int32_t> parameters);
   void AddSums(std::span<const int32_t> parameters);

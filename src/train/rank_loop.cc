@@ -6,9 +6,8 @@
 #include <limits>
 
 #include "base/log.h"
+#include "base/statistics.h"
 #include "model/inventory.h"
-#include "sim/costs_from_trace.h"
-#include "sim/simulate.h"
 #include "train/evaluate.h"
 #include "train/sha256.h"
 
@@ -16,6 +15,8 @@ namespace penstock::train {
 namespace {
 
 constexpr size_t kTraceSteps = 3;
+constexpr int kCalibratingSteps = 6;     // beside the first one
+constexpr double kCalibratingS = 2;      // no further step that would end later
 constexpr double kSlowDeadlineS = 3600;  // while others load, write or read whole models
 
 size_t SlicesPerStep(const TrainSetup& setup) {
@@ -98,22 +99,48 @@ Result<> RankLoop::Load(const std::optional<Checkpoint>& checkpoint) {
   return {};
 }
 
+// Steps that change nothing. The first one touches memory for the first time; where steps are
+// short, more follow, and the first is left out.
 Result<> RankLoop::Calibrate() {
   const StepBatch batch = setup_.dataset->Step(setup_.config.pipeline, start_.step + 1,
                                                links_.replica(), setup_.shifts());
   optimizer_->set_calibrating(true);
-  optimizer_->BeginStep(0, false);
-  auto result = rank_->RunStep({0, batch.micro_batches, batch.counted, batch.counted_later},
-                               optimizer_.get());
-  optimizer_->set_calibrating(false);
-  if (!result.ok()) {
-    return result.error();
+  trace::RankTimeline measured;
+  int steps = 0;
+  const double begin_s = recorder_.Now();
+  for (bool more = true; more;) {
+    const double step_begin_s = recorder_.Now();
+    optimizer_->BeginStep(0, false);
+    const auto result = rank_->RunStep({0, batch.micro_batches, batch.counted, batch.counted_later},
+                                       optimizer_.get());
+    if (!result.ok()) {
+      return result.error();
+    }
+    trace::RankTimeline one = recorder_.Take();
+    const double now_s = recorder_.Now();
+    // The same decision everywhere: by the slowest rank.
+    const std::vector<double> times = {now_s - begin_s, now_s - step_begin_s};
+    PENSTOCK_TRY(links_.Post(0, times));
+    PENSTOCK_TRY_ASSIGN(const auto all, links_.Collect(0, times));
+    double spent_s = 0;
+    double step_s = 0;
+    for (const std::vector<double>& numbers : all) {
+      spent_s = std::max(spent_s, numbers.at(0));
+      step_s = std::max(step_s, numbers.at(1));
+    }
+    if (steps == 1) {
+      measured = {};
+    }
+    Append(measured, std::move(one));
+    ++steps;
+    more = steps <= kCalibratingSteps && spent_s + step_s < kCalibratingS;
   }
-  return PlanFrom(recorder_.Take());
+  optimizer_->set_calibrating(false);
+  return PlanFrom(measured, std::max(1, steps - 1));
 }
 
 // Rank 0 simulates a step from what the calibration measured on the ranks of the first replica.
-Result<> RankLoop::PlanFrom(const trace::RankTimeline& own) {
+Result<> RankLoop::PlanFrom(const trace::RankTimeline& own, int steps) {
   if (channel_.rank() > 0) {
     return channel_.rank() < setup_.ranks() ? links_.SendBlob(0, EncodeTimeline(own)) : Result<>();
   }
@@ -123,37 +150,13 @@ Result<> RankLoop::PlanFrom(const trace::RankTimeline& own) {
     PENSTOCK_TRY_ASSIGN(trace::RankTimeline part, DecodeTimeline(bytes));
     parts.push_back(std::move(part));
   }
-  // Time of the optimizer by stage, which the simulator takes from the cost model.
-  std::vector<double> optimizer_s(static_cast<size_t>(setup_.schedule.num_stages()), 0);
-  for (const trace::RankTimeline& part : parts) {
-    for (const trace::Slice& slice : part.slices) {
-      if (slice.action.kind == schedule::OpKind::kOptimizer) {
-        optimizer_s[static_cast<size_t>(slice.action.stage.value())] = slice.end_s - slice.start_s;
-      }
-    }
-  }
-  trace::Timeline timeline = trace::MergeRanks("calibration", std::move(parts));
-  auto costs = sim::CostsFromTimeline(timeline);
-  if (!costs.ok()) {
-    LogNote("no planned step time: {}", costs.error().message);
+  auto planned = PlanStep(setup_.schedule, std::move(parts), steps, setup_.config.pipeline.barrier);
+  if (!planned.ok()) {
+    LogNote("no planned step time: {}", planned.error().message);
     return {};
   }
-  costs->stages.resize(optimizer_s.size());
-  for (size_t s = 0; s < optimizer_s.size(); ++s) {
-    costs->stages[s].optimizer_s = optimizer_s[s];
-  }
-  sim::SimOptions options;
-  options.transport.credits = 2;
-  options.timeline = true;
-  options.barrier = setup_.config.pipeline.barrier;
-  auto simulated = sim::Simulate(setup_.schedule, costs.value(), options);
-  if (!simulated.ok()) {
-    LogNote("no planned step time: {}", simulated.error().message);
-    return {};
-  }
-  planned_step_s_ = options.barrier ? simulated->makespan_s : simulated->period_s;
-  planned_ = std::move(simulated->timeline);
-  return planned_.has_value() ? PlanCurves(*planned_) : Result<>();
+  planned_ = std::move(planned).value();
+  return planned_->timeline.has_value() ? PlanCurves(*planned_->timeline) : Result<>();
 }
 
 // The simulated times with the bytes that the same program will hold.
@@ -304,7 +307,10 @@ Result<> RankLoop::FinishLine(const StepFacts& facts) {
   line.step_s = longest;
   line.tokens_per_s = longest > 0 ? static_cast<double>(done.rows) / longest : 0;
   line.bubble_ratio = span > 0 ? std::clamp(1 - busy / span, 0.0, 1.0) : 0;
-  line.planned_step_s = planned_step_s_;
+  if (planned_.has_value()) {
+    line.planned_step_s = planned_->step_s;
+  }
+  step_s_.push_back(longest);
   if (held_line_.has_value() && events_->on_line) {
     PENSTOCK_TRY(events_->on_line(*held_line_));
   }
@@ -462,19 +468,7 @@ Result<TrainReport> RankLoop::Finish() {
   figures_.device = device_->InstructionSet();
   figures_.threads = static_cast<int32_t>(setup_.options.threads);
   for (auto& [window, timeline] : recent_) {
-    if (figures_.timeline.slices.empty()) {
-      figures_.timeline = std::move(timeline);
-      continue;
-    }
-    const auto append = [](auto& to, const auto& from) {
-      to.insert(to.end(), from.begin(), from.end());
-    };
-    append(figures_.timeline.slices, timeline.slices);
-    append(figures_.timeline.waits, timeline.waits);
-    append(figures_.timeline.received, timeline.received);
-    for (size_t c = 0; c < figures_.timeline.counters.size() && c < timeline.counters.size(); ++c) {
-      append(figures_.timeline.counters[c].samples, timeline.counters[c].samples);
-    }
+    Append(figures_.timeline, std::move(timeline));
   }
   figures_.timeline.totals = trace::TotalsOf(figures_.timeline);
   if (!first()) {
@@ -492,7 +486,7 @@ Result<TrainReport> RankLoop::Finish() {
   report.last = held_line_;
   report.checkpoint = committed_;
   report.rolled_back = optimizer_->rolled_back();
-  report.planned_step_s = planned_step_s_;
+  report.step_s = Median(std::move(step_s_));
   report.planned = std::move(planned_);
   report.first_step = start_.step;
   return report;

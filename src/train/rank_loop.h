@@ -15,6 +15,7 @@
 #include "train/checkpoint.h"
 #include "train/links.h"
 #include "train/optimizer.h"
+#include "train/planned_step.h"
 #include "train/rank_weights.h"
 #include "train/report.h"
 #include "train/setup.h"
@@ -58,7 +59,7 @@ class RankLoop {
 
   Result<> Load(const std::optional<Checkpoint>& checkpoint);
   Result<> Calibrate();
-  Result<> PlanFrom(const trace::RankTimeline& own);
+  Result<> PlanFrom(const trace::RankTimeline& own, int steps);
   Result<> PlanCurves(trace::Timeline& timeline);
   Result<> Step(int64_t step);
   std::vector<double> ReportOf(const runtime::StepResult& result, double begin_s, double end_s);
@@ -87,8 +88,8 @@ class RankLoop {
   std::optional<StepLine> held_line_;  // the newest one, until it is known whether it is the last
   int64_t step_ = 0;                   // that runs, or has run last
   bool stop_ = false;
-  std::optional<double> planned_step_s_;
-  std::optional<trace::Timeline> planned_;
+  std::optional<PlannedStep> planned_;
+  std::vector<double> step_s_;  // of all steps
   RankFigures figures_;
   std::deque<std::pair<std::pair<double, double>, trace::RankTimeline>> recent_;
 

@@ -80,6 +80,22 @@ void RankFigures::Add(const trace::RankAccount& account) {
   bubble.other_s += account.bubble.other_s;
 }
 
+void Append(trace::RankTimeline& to, trace::RankTimeline later) {
+  if (to.slices.empty()) {
+    to = std::move(later);
+    return;
+  }
+  const auto append = [](auto& all, const auto& more) {
+    all.insert(all.end(), more.begin(), more.end());
+  };
+  append(to.slices, later.slices);
+  append(to.waits, later.waits);
+  append(to.received, later.received);
+  for (size_t c = 0; c < to.counters.size() && c < later.counters.size(); ++c) {
+    append(to.counters[c].samples, later.counters[c].samples);
+  }
+}
+
 std::vector<std::byte> EncodeTimeline(const trace::RankTimeline& timeline) {
   ByteWriter writer;
   Put(writer, timeline);

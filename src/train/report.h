@@ -14,6 +14,7 @@
 #include "tensor/memory.h"
 #include "trace/bubble.h"
 #include "trace/timeline.h"
+#include "train/planned_step.h"
 
 namespace penstock::train {
 
@@ -52,6 +53,9 @@ std::vector<std::byte> EncodeFigures(const RankFigures& figures);
 Result<RankFigures> DecodeFigures(std::span<const std::byte> bytes);
 inline constexpr int64_t kMaxFiguresBytes = int64_t{1} << 30;
 
+// Adds what came later on the same rank. Totals stay those of `to`.
+void Append(trace::RankTimeline& to, trace::RankTimeline later);
+
 // A timeline between ranks: slices, waits and messages.
 std::vector<std::byte> EncodeTimeline(const trace::RankTimeline& timeline);
 Result<trace::RankTimeline> DecodeTimeline(std::span<const std::byte> bytes);
@@ -71,9 +75,9 @@ struct TrainReport {
   bool interrupted = false;
   std::string checkpoint;  // path of the newest; empty: none
   int64_t rolled_back = 0;
-  std::optional<double> planned_step_s;
-  std::optional<trace::Timeline> planned;  // one simulated step
-  double begin_s = 0;                      // window of the timelines, on their clock
+  double step_s = 0;  // median over the steps of this run
+  std::optional<PlannedStep> planned;
+  double begin_s = 0;  // window of the timelines, on their clock
   double end_s = 0;
 };
 

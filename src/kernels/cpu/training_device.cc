@@ -206,6 +206,39 @@ void CpuTraining::AdamW(const AdamWParams& params, Tensor g, Tensor w, Tensor m,
   });
 }
 
+void CpuTraining::AdamWRepack(const AdamWParams& params, Tensor g, Tensor w, Tensor m, Tensor v,
+                              std::span<const PackedRows> images) {
+  const auto offset = [&](const PackedRows& image) { return image.first_row % kStrip; };
+  const bool together =
+      !images.empty() && g.contiguous() && w.contiguous() && m.contiguous() && v.contiguous() &&
+      std::all_of(images.begin(), images.end(),
+                  [&](const PackedRows& image) { return offset(image) == offset(images[0]); });
+  if (!together) {
+    AdamW(params, g, w, m, v);
+    for (const PackedRows& image : images) {
+      Repack(*image.matrix, w, image.first_row);
+    }
+    return;
+  }
+  const AdamWFactors factors = FactorsOf(params);
+  const int64_t first = offset(images[0]);
+  const int64_t strips = (first + w.rows() + kStrip - 1) / kStrip;
+  pool_.Split(strips, w.rows() * w.columns() < CpuDevice::kSerialElements,
+              [&](int64_t begin, int64_t end) {
+                for (int64_t s = begin; s < end; ++s) {
+                  const RowRange rows{std::max<int64_t>(0, s * kStrip - first),
+                                      std::min(w.rows(), (s + 1) * kStrip - first)};
+                  const auto part = [&](Tensor x) {
+                    return Flat(x.Rows(rows.begin, rows.end - rows.begin));
+                  };
+                  AdamWRows(factors, part(g), part(w), part(m), part(v), {0, 1});
+                  for (const PackedRows& image : images) {
+                    static_cast<CpuTrainMatrix*>(image.matrix)->PackRows(w, image.first_row, rows);
+                  }
+                }
+              });
+}
+
 void CpuTraining::Fill(Tensor x, float value) {
   OverRows(x, 1, [&](RowRange range) { FillRows(x, value, range); });
 }

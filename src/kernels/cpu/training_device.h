@@ -31,7 +31,7 @@ class CpuTraining final : public TrainingDevice {
                      Tensor workspace) override;
   void LinearBackwardInput(const TrainMatrix& w, Tensor dy, bool accumulate, Tensor dx,
                            Tensor workspace) override;
-  void LinearBackwardWeight(ProductType type, Tensor dy, Tensor x, Tensor dw,
+  void LinearBackwardWeight(ProductType type, Tensor dy, Tensor x, bool accumulate, Tensor dw,
                             Tensor workspace) override;
   void AddColumnSums(Tensor x, Tensor out) override;
 
@@ -100,6 +100,8 @@ class CpuTraining final : public TrainingDevice {
                             float factor, Tensor dlogits) override;
   double SumOfSquares(Tensor x) override;
   void AdamW(const AdamWParams& params, Tensor g, Tensor w, Tensor m, Tensor v) override;
+  void AdamWRepack(const AdamWParams& params, Tensor g, Tensor w, Tensor m, Tensor v,
+                   std::span<const PackedRows> images) override;
   void Fill(Tensor x, float value) override;
 
  private:

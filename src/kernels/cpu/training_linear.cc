@@ -142,8 +142,8 @@ void CpuTraining::LinearBackwardInput(const TrainMatrix& w, Tensor dy, bool accu
           dx, workspace);
 }
 
-void CpuTraining::LinearBackwardWeight(ProductType type, Tensor dy, Tensor x, Tensor dw,
-                                       Tensor workspace) {
+void CpuTraining::LinearBackwardWeight(ProductType type, Tensor dy, Tensor x, bool accumulate,
+                                       Tensor dw, Tensor workspace) {
   const int64_t rows = x.rows();
   const int64_t outputs = dy.columns();
   const int64_t inputs = x.columns();
@@ -152,6 +152,9 @@ void CpuTraining::LinearBackwardWeight(ProductType type, Tensor dy, Tensor x, Te
   const WeightLayout layout = LayoutOfWeight(inputs, rows, type, kernels_, pool_.threads());
   PENSTOCK_CHECK(workspace.bytes() >= layout.bytes, "the workspace is large enough");
   if (rows == 0) {
+    if (!accumulate) {
+      Fill(dw, 0.0F);
+    }
     return;
   }
   std::byte* panels = workspace.Bytes().data();
@@ -179,7 +182,7 @@ void CpuTraining::LinearBackwardWeight(ProductType type, Tensor dy, Tensor x, Te
       args.columns = inputs;
       args.out = dw.Row<float>(o).data();
       args.out_stride = dw.row_stride();
-      args.bias = args.out;
+      args.bias = accumulate ? args.out : nullptr;
       args.bias_stride = args.out_stride;
       gemm(args, 0, layout.shape.strips());
     }

@@ -39,8 +39,6 @@ void CpuTrainMatrix::Repack(Tensor master, int64_t first_row, ThreadPool& pool) 
   PENSTOCK_CHECK(
       master.columns() == columns() && first_row >= 0 && first_row + master.rows() <= rows(),
       "the master's rows lie in the matrix");
-  std::byte* forward = buffer_.data();
-  std::byte* backward = forward + forward_.panel_bytes();
   // A strip of rows at a time, so that the second image is made from rows that are near.
   const int64_t first_strip = first_row / kStrip;
   const int64_t strips = (first_row + master.rows() + kStrip - 1) / kStrip - first_strip;
@@ -48,10 +46,15 @@ void CpuTrainMatrix::Repack(Tensor master, int64_t first_row, ThreadPool& pool) 
     for (int64_t s = first_strip + begin; s < first_strip + end; ++s) {
       const RowRange rows{std::max<int64_t>(0, s * kStrip - first_row),
                           std::min(master.rows(), (s + 1) * kStrip - first_row)};
-      PackForward(master, forward_, first_row, forward, rows);
-      PackBackward(master, backward_, first_row, backward, rows);
+      PackRows(master, first_row, rows);
     }
   });
+}
+
+void CpuTrainMatrix::PackRows(Tensor master, int64_t first_row, RowRange rows) {
+  std::byte* forward = buffer_.data();
+  PackForward(master, forward_, first_row, forward, rows);
+  PackBackward(master, backward_, first_row, forward + forward_.panel_bytes(), rows);
 }
 
 }  // namespace penstock::kernels

@@ -8,6 +8,7 @@
 #include "base/result.h"
 #include "kernels/cpu/packed_matrix.h"
 #include "kernels/cpu/pool.h"
+#include "kernels/cpu/vector_ops.h"
 #include "kernels/training.h"
 
 namespace penstock::kernels {
@@ -42,6 +43,9 @@ class CpuTrainMatrix final : public TrainMatrix {
 
   // See TrainingDevice::Repack.
   void Repack(Tensor master, int64_t first_row, ThreadPool& pool);
+  // Of the master's rows [rows.begin, rows.end) alone. With bf16, pairs of the matrix's rows must
+  // not be divided over threads.
+  void PackRows(Tensor master, int64_t first_row, RowRange rows);
 
  private:
   CpuTrainMatrix(PackedShape forward, PackedShape backward)

@@ -372,7 +372,7 @@ void CpuTraining::MoeBackwardWeight(const TrainMoeParams& params, Tensor x, Tens
     const Tensor back = FloatsAt(held, from.gate_up, shape.slots(), 2 * ffn).Rows(first, count);
     const Tensor inner = FloatsAt(workspace, work.inner, count, ffn);
     device_.GatherRows(x, rows, wide);
-    LinearBackwardWeight(type, back, wide, dgate_up[index], product);
+    LinearBackwardWeight(type, back, wide, true, dgate_up[index], product);
     ActivateExpert(device_, params, both.Columns(0, ffn), both.Columns(ffn, ffn), inner);
     device_.GatherRows(dy, rows, wide);
     OverRows(wide, 1, [&](RowRange range) {
@@ -380,7 +380,7 @@ void CpuTraining::MoeBackwardWeight(const TrainMoeParams& params, Tensor x, Tens
         ScaleRows(wide, row_weight[r], wide, {r, r + 1});
       }
     });
-    LinearBackwardWeight(type, wide, inner, ddown[index], product);
+    LinearBackwardWeight(type, wide, inner, true, ddown[index], product);
     first += count;
   }
   const Tensor dlogits = FloatsAt(held, from.logits, shape.rows, shape.experts);
@@ -388,7 +388,7 @@ void CpuTraining::MoeBackwardWeight(const TrainMoeParams& params, Tensor x, Tens
   const Tensor routed = RouterInput(params, x);
   for (int64_t c = 0; c < routed.columns(); c += shape.width) {
     const int64_t count = std::min(shape.width, routed.columns() - c);
-    LinearBackwardWeight(ProductType::kF32, dlogits, routed.Columns(c, count),
+    LinearBackwardWeight(ProductType::kF32, dlogits, routed.Columns(c, count), true,
                          drouter.Columns(c, count), product);
   }
 }
