@@ -256,7 +256,8 @@ Result<> OpenModelOf(const TrainConfig& config, TrainSetup& setup) {
 }
 
 std::vector<double> TrainLayerWeights(const model::Graph& graph, int64_t sequence_tokens) {
-  const model::WorkShape shape = model::PrefillShape(static_cast<double>(sequence_tokens));
+  model::WorkShape shape = model::PrefillShape(static_cast<double>(sequence_tokens));
+  shape.logit_rows = shape.rows;  // every row has a target
   const model::TensorBytes bytes = model::BytesAtBits(graph, 32);
   std::vector<double> times(graph.layers.size(), 1.0);
   for (const model::Op& op : graph.ops) {
@@ -268,6 +269,11 @@ std::vector<double> TrainLayerWeights(const model::Graph& graph, int64_t sequenc
       work += kElementCost * static_cast<double>(graph.value(op.outputs[0]).width);
     }
     times[static_cast<size_t>(op.layer.value())] += work;
+  }
+  for (const model::LossTerm& term : graph.losses) {
+    const model::Value& logits = graph.value(term.logits);
+    times[static_cast<size_t>(logits.producer.value())] +=
+        kElementCost * static_cast<double>(logits.width);
   }
   return times;
 }
