@@ -7,8 +7,8 @@
 Both cut the same Llama into 2 stages, one process of one thread each, and run the same schedule
 (1F1B) on the same micro-batches (--micro-batches of --tokens tokens, one sequence each), with the
 norm clipped to 1 and AdamW. PyTorch: torch.distributed.pipelining over gloo, a Llama written with
-scaled_dot_product_attention and rms_norm, fused AdamW, in float32 and with bf16 autocast. Penstock:
-random weights from a config.json, `train.dtype` f32 and bf16, over MPI (--transport threads: ranks
+scaled_dot_product_attention and rms_norm, fused AdamW, memory that the allocator keeps, in float32
+and with bf16 autocast. Penstock: random weights from a config.json, `train.dtype` f32 and bf16, over MPI (--transport threads: ranks
 as threads of one process).
 
 Models: 135m is SmolLM2-135M (tied embedding, whose gradients are reduced between the stages on both
@@ -44,6 +44,7 @@ MODELS = {
              "vocab_size": 49152, "tie_word_embeddings": False, "cut": 12},
 }
 STAGES = 2
+RATE_ROWS = 512  # of the benchmark
 
 
 def matrices(m: dict) -> dict[str, tuple[int, int, int]]:
@@ -180,7 +181,7 @@ def worker(a: argparse.Namespace) -> None:
         optimizer.zero_grad(set_to_none=True)
         dist.barrier()
         seconds = time.monotonic() - start
-        return seconds, float(sum(losses)) / len(losses) if losses else None
+        return seconds, float(sum(losses).detach()) / len(losses) if losses else None
 
     for line in sys.stdin:
         kind, dtype, count = line.split()
@@ -200,7 +201,11 @@ class Torch:
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
-        environment = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+        # Without the limits glibc gives large tensors back to the system after each use, and takes
+        # them again page by page: a tenth of the step.
+        environment = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
+                           MALLOC_MMAP_THRESHOLD_=str(1 << 33), MALLOC_TRIM_THRESHOLD_=str(1 << 33),
+                           MALLOC_TOP_PAD_=str(1 << 28))
         self.workers = [subprocess.Popen(
             [sys.executable, __file__, "--worker", str(r), "--port", str(port), "--model", a.model,
              "--tokens", str(a.tokens), "--micro-batches", str(a.micro_batches)],
@@ -273,15 +278,16 @@ dtype = "{dtype}"
 
 def product_seconds(a: argparse.Namespace, dtype: str) -> float:
     """Time of one step's matrix products on one core, at the rates that the benchmark measures."""
-    names = "|".join(matrices(MODELS[a.model]))
-    pattern = f"train/{a.model}/{dtype}/({names})_(forward|input|weight)/1$"
-    out = subprocess.run([a.rates, f"--benchmark_filter={pattern}", "--benchmark_format=json",
-                          "--benchmark_min_time=0.05"], capture_output=True, text=True, check=True)
-    found = {b["name"].split("/")[3]: b["rate"] for b in json.loads(out.stdout)["benchmarks"]}
-    tokens = a.tokens * a.micro_batches
-    return sum(2 * tokens * outputs * inputs * count / found[f"{name}_{half}"]
-               for name, (outputs, inputs, count) in matrices(MODELS[a.model]).items()
-               for half in ("forward", "input", "weight"))
+    out = subprocess.run([a.rates, f"--benchmark_filter=train/{a.model}/{dtype}/(layer|head)/1$",
+                          "--benchmark_format=json", "--benchmark_min_time=0.5"],
+                         capture_output=True, text=True, check=True)
+    m, total = MODELS[a.model], 0.0
+    for b in json.loads(out.stdout)["benchmarks"]:
+        shares = sum(share for name, share in b.items() if name.startswith(tuple(matrices(m)))
+                     and name.endswith(("_forward", "_input", "_weight")))
+        count = m["num_hidden_layers"] if "/layer/" in b["name"] else 1
+        total += count * shares / 100 * b["cpu_time"] * 1e-6
+    return total * a.tokens * a.micro_batches / RATE_ROWS
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kTraceSteps = 3;
 constexpr int kCalibratingSteps = 6;     // beside the first one
-constexpr double kCalibratingS = 2;      // no further step that would end later
+constexpr double kCalibratingS = 4;      // no further step that would end later
 constexpr double kSlowDeadlineS = 3600;  // while others load, write or read whole models
 
 size_t SlicesPerStep(const TrainSetup& setup) {
