@@ -230,6 +230,17 @@ Result<Fixed> ParseFixed(std::string_view text, int64_t decoder_layers) {
                        *fixed.pp * chunks);
     }
   }
+  constexpr double kMostDevices = 1 << 20;  // as --devices
+  double devices = 1;
+  for (const auto& part : {fixed.tp, fixed.pp, fixed.dp, fixed.cp}) {
+    devices *= static_cast<double>(part.value_or(1));
+  }
+  if (devices > kMostDevices) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[plan.layout] --fix: tp x pp x dp x cp is {:.0f} devices, wanted at most "
+                     "{:.0f}",
+                     devices, kMostDevices);
+  }
   return fixed;
 }
 

@@ -27,6 +27,7 @@ TEST(Fixed, SuggestsTheNearestKeyAndSchedule) {
   EXPECT_NE(schedule.error().message.find("'zb-v'?"), std::string::npos);
   EXPECT_FALSE(ParseFixed("tp=0", 4).ok());
   EXPECT_FALSE(ParseFixed("zero=4", 4).ok());
+  EXPECT_FALSE(ParseFixed("tp=16777216,pp=4096,dp=16777216,cp=16777216", 4).ok());
   EXPECT_FALSE(ParseFixed("tp", 4).ok());
 }
 

@@ -49,6 +49,11 @@ std::vector<int64_t> Counts(int64_t most) {
   return out;
 }
 
+// What --fix alone asks for.
+int64_t FixedDevices(const Fixed& fixed) {
+  return fixed.tp.value_or(1) * fixed.pp.value_or(1) * fixed.dp.value_or(1) * fixed.cp.value_or(1);
+}
+
 class Searcher {
  public:
   Searcher(const Context& context, const SearchOptions& options)
@@ -217,6 +222,9 @@ void Searcher::InferenceOf(int64_t tp, int64_t pp, InferencePricer& pricer) {
   }
   if (!replicas.empty() && replicas.back() != std::min(most, sequences)) {
     replicas.push_back(std::min(most, sequences));
+  }
+  if (replicas.empty() && FixedDevices(fixed_) > options_.devices) {
+    replicas.push_back(1);  // to be rejected with a reason
   }
   for (const int64_t dp : Or(fixed_.dp, replicas)) {
     Layout layout;
@@ -394,7 +402,8 @@ void Searcher::Training() {
       const int64_t most = std::max<int64_t>(1, options_.devices / (tp * cp));
       for (const int64_t pp :
            Or(fixed_.pp, Counts(std::min<int64_t>(most, context_.model->num_layers())))) {
-        const int64_t left = options_.devices / (tp * cp * pp);
+        const int64_t left = std::max<int64_t>(options_.devices / (tp * cp * pp),
+                                               FixedDevices(fixed_) > options_.devices ? 1 : 0);
         for (const int64_t dp : Or(fixed_.dp, Divisors(w.global_batch, left))) {
           Layout layout;
           layout.tp = tp;

@@ -125,6 +125,15 @@ TEST(Plan, WindowedLayersKeepTheirWindow) {
   EXPECT_NEAR(kv / (18 * 2048.0 * (101000 + 128)), 1, 0.01);
 }
 
+TEST(Plan, FixedPartsThatNeedMoreDevicesAreRejectedWithTheirNumber) {
+  for (const std::string mode : {"inference", "training"}) {
+    const Asked many = Ask("llama-3.1-8b", "dgx-h100", 4, {"--fix", "pp=9"}, mode);
+    EXPECT_EQ(many.status, 1);
+    ASSERT_FALSE(many.json["rejected"].empty()) << mode;
+    EXPECT_EQ(many.json["rejected"][0]["why"], "needs 9 devices of 4");
+  }
+}
+
 // A reader adds the parts of the busiest device with pencil and paper.
 TEST(Plan, ThePartsOfTheBusiestDeviceAddUpToItsTime) {
   const Asked serve = Ask("llama-3.1-70b", "dgx-h100", 8);
