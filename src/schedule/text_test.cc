@@ -247,6 +247,17 @@ TEST(NativeText, CommentsBlankLinesAndCustomPlacementsAreRead) {
   EXPECT_EQ(read.value().schedule.placement.RankOf(StageId(0)), RankId(1));
 }
 
+TEST(NativeText, CellsThatSendSayThatCommunicationIsThere) {
+  const Schedule s = AddCommunication(Generate("zb-v", {3, 4, 0, 0}).value()).value();
+  std::string text = WriteNative(s);
+  const std::string flag = "flags lowered\n";
+  text.erase(text.find(flag), flag.size());
+  EXPECT_TRUE(ParseSchedule(text, "x").value().schedule == s);
+  Schedule wrong = s;
+  wrong.lowered = false;
+  EXPECT_FALSE(AddCommunication(wrong).ok());
+}
+
 TEST(NativeText, HeadersThatClaimMuchAllocateNothing) {
   const auto read = ParseSchedule(
       "penstock-schedule 1\nranks 1\nmicro-batches 2000000000\nsteps 2000000000\nslices "

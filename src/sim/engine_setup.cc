@@ -128,6 +128,12 @@ Result<> Engine::CheckAction(int rank, size_t position, const Action& action) co
   if (schedule::IsMessage(action.kind) || IsWaitSend(action.kind)) {
     const int other = OtherStage(action);
     good = good && other >= 0 && other < stages_;
+    if (free_flow_ && schedule::IsMessage(action.kind)) {
+      return MakeError(ErrorCode::kInvalidSchedule,
+                       "[sim.engine] rank {}, position {}: {} in a compute-only schedule, wanted "
+                       "a lowered one",
+                       rank, position, schedule::ActionText(action, schedule_->edges));
+    }
   }
   if (good && schedule::IsCompute(action.kind))
     good = RankOf(action.stage.value(), DirectionOf(action)) == rank;

@@ -427,6 +427,11 @@ TEST(Simulate, RefusesWhatCannotRun) {
   EXPECT_FALSE(Simulate(schedule, MakeUniformCost({}, 2, 1)).ok());
   schedule = Make("1f1b", 2, 2);
   EXPECT_FALSE(Simulate(schedule, MakeUniformCost({}, 3, 1)).ok());
+  schedule = schedule::AddCommunication(schedule).value();
+  EXPECT_TRUE(Simulate(schedule, MakeUniformCost({}, 2, 1)).ok());
+  schedule.lowered = false;  // and yet there are messages
+  EXPECT_FALSE(Simulate(schedule, MakeUniformCost({}, 2, 1)).ok());
+  schedule = Make("1f1b", 2, 2);
   schedule.micro_batches = 1'000'000'000;
   EXPECT_FALSE(Simulate(schedule, MakeUniformCost({}, 2, 1)).ok());
 }

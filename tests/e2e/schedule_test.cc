@@ -8,6 +8,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "support/process.h"
+#include "text/utf8.h"
 
 namespace penstock {
 namespace {
@@ -155,6 +156,20 @@ TEST(CheckVerb, FilesThatCannotBeReadGiveStatusTwoWithRowAndColumn) {
     std::vector<std::string> arguments = {"check", good};
     arguments.insert(arguments.end(), flags.begin(), flags.end());
     EXPECT_EQ(RunPenstock(arguments).status, 2) << testing::Describe(arguments);
+  }
+}
+
+// What a refusal quotes of a file can't speak to the terminal, nor break a log that wants UTF-8.
+TEST(CheckVerb, RefusalsOfFilesThatAreNoTextAreText) {
+  const testing::TemporaryFolder folder;
+  for (const char* cell : {"0F\xff", "0F\xc3", "0F\x1b[31m", "0F\xc2\x9b", "0F\xf0\x9f\x98"}) {
+    const Finished run = RunPenstock({"check", Write(folder, "bad.csv", cell), "--json"});
+    EXPECT_EQ(run.status, 2);
+    EXPECT_NE(run.err.find("bad.csv:1:1"), std::string::npos) << run.err;
+    EXPECT_EQ(text::FindIllFormed(run.err, 0), run.err.size()) << run.err;
+    EXPECT_EQ(run.err.find('\x1b'), std::string::npos);
+    EXPECT_EQ(run.err.find("\xc2\x9b"), std::string::npos);
+    EXPECT_EQ(ParseOutput(run)["errors"][0]["kind"], "parse");
   }
 }
 

@@ -75,6 +75,8 @@ TEST(SimVerb, RefusesWhatItCanNotTake) {
       {"sim", "1f1b", "-p", "4", "-m", "4", "--credits", "0"},
       {"sim", "1f1b", "-p", "4", "-m", "4", "--activation-limit", "1,2"},
       {"sim", "1f1b", "-p", "4", "-m", "4", "--steps", "0"},
+      {"sim", "1f1b", "-p", "4", "-m", "4", "--draw", "--from", "5", "--to", "2"},
+      {"sim", "1f1b", "-p", "4", "-m", "4", "--draw", "--from", "500"},
       {"optimize", "-p", "4", "-m", "4"},
       {"optimize", "-p", "4", "-m", "4", "--cost", "F=1", "--activation-limit", "0.1"},
       {"trace"},
@@ -86,6 +88,38 @@ TEST(SimVerb, RefusesWhatItCanNotTake) {
     EXPECT_TRUE(finished.out.empty()) << finished.out;
     EXPECT_FALSE(finished.err.empty());
   }
+}
+
+TEST(SimVerb, ListsTheActionsOfTheCriticalPath) {
+  const Finished text = RunPenstock({"sim", "1f1b", "-p", "2", "-m", "2", "--critical-path"});
+  EXPECT_EQ(text.status, 0) << text.err;
+  EXPECT_NE(text.out.find("\ncritical path: 3 F 3.00 s, 3 B 6.00 s, 2 hops 0.00 s\n"
+                          "rank 0: 0F0 > rank 1: 1F0 1B0 1F1 1B1 > rank 0: 0B1\n"),
+            std::string::npos)
+      << text.out;
+}
+
+// Of a file without SENDs too: what its edges would send, and what ranks would hold of them.
+TEST(SimVerb, SaysWhatLongValuesCost) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path() + "/s";
+  std::string text = RunPenstock({"schedule", "zb-v", "-p", "2", "-m", "2"}).out;
+  text.replace(text.find("rank 0"), 0,
+               "edge a value 0 -> 1 2 3 bytes 1000\nedge b value 1 -> 2 3 bytes 1000\n"
+               "edge c value 2 -> 3 bytes 1000\n");
+  Write(file, text);
+  const Finished run = RunPenstock({"sim", file});
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_NE(run.out.find("sent between ranks per micro-batch: 3.00 kB forward"), std::string::npos)
+      << run.out;
+  EXPECT_NE(run.out.find("held at once, at most, per rank: "), std::string::npos) << run.out;
+  const Json traffic = JsonOf(RunPenstock({"sim", file, "--json"}))["traffic"];
+  const Json lowered = JsonOf(RunPenstock({"sim", file, "--lowered", "--json"}))["traffic"];
+  EXPECT_EQ(traffic, lowered);
+  EXPECT_EQ(traffic["forward_bytes"], 3000);  // p(p-1)/2 + (v-1)p(p-1) blocks
+  EXPECT_EQ(traffic["peak_value_bytes"].size(), 2U);
+  const Finished picture = RunPenstock({"schedule", file, "--format", "svg"});
+  EXPECT_NE(picture.out.find("held at once"), std::string::npos);
 }
 
 TEST(SimVerb, RefusesAnIllegalFileWithOne) {

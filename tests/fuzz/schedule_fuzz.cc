@@ -1,14 +1,16 @@
 // Schedule files: read either form, write what was read and read it back, prove it under every
-// transport, lower it when it is legal.
+// transport, simulate it where it is legal, lower it.
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "base/check.h"
+#include "cost/cost_model.h"
 #include "schedule/passes.h"
 #include "schedule/text/text.h"
 #include "schedule/validate.h"
+#include "sim/simulate.h"
 
 namespace penstock::schedule {
 namespace {
@@ -39,6 +41,12 @@ void CheckProof(const Schedule& schedule) {
     const Report report = Validate(schedule, {.transport = {kind, 1}, .activation_limit = {1e9}});
     PENSTOCK_CHECK(report.ok() == report.problems.empty(), "a refusal has a reason");
     PENSTOCK_CHECK(report.ok() == FormatProblems(schedule, report).empty(), "and a text");
+    if (report.ok()) {
+      const auto result = sim::Simulate(
+          schedule, cost::MakeUniformCost({}, schedule.num_stages(), schedule.chunks()),
+          {.transport = {kind, 1}, .period = false});
+      PENSTOCK_CHECK(result.ok(), "what is proven can be simulated");
+    }
     legal = kind == TransportKind::kCredits ? report.ok() : legal;
   }
   if (!legal || schedule.lowered) {

@@ -342,12 +342,19 @@ static Result<> CheckMessageCount(const Schedule& schedule, const LowerOptions& 
   return {};
 }
 
+static bool HasMessages(const Schedule& schedule) {
+  return std::any_of(schedule.ranks.begin(), schedule.ranks.end(), [](const auto& program) {
+    return std::any_of(program.begin(), program.end(),
+                       [](const Action& a) { return IsMessage(a.kind); });
+  });
+}
+
 Result<Schedule> AddCommunication(const Schedule& schedule, const LowerOptions& options) {
   if (options.credits < 1) {
     return MakeError(ErrorCode::kInvalidArgument, "[schedule.lower] {} credits, wanted at least 1",
                      options.credits);
   }
-  if (schedule.lowered) {
+  if (schedule.lowered || HasMessages(schedule)) {
     return MakeError(
         ErrorCode::kInvalidSchedule,
         "[schedule.lower] {} has communication already, wanted a compute-only schedule",

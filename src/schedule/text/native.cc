@@ -59,9 +59,10 @@ class NativeReader {
     Schedule& s = out_.schedule;
     s.forward_only = true;
     for (const auto& program : s.ranks) {
-      s.forward_only =
-          s.forward_only && std::none_of(program.begin(), program.end(),
-                                         [](const Action& a) { return IsBackward(a.kind); });
+      for (const Action& a : program) {
+        s.forward_only = s.forward_only && !IsBackward(a.kind);
+        s.lowered = s.lowered || IsMessage(a.kind);
+      }
     }
     return std::move(out_);
   }

@@ -53,10 +53,10 @@ Result<ScheduleText> ReadScheduleFile(const std::string& path, TextPlace* place 
 std::string WriteNative(const Schedule& schedule);
 
 // PyTorch's form. `dialect` other than kNative. For kWait a lowered schedule gets the WAIT cells
-// that it lacks; the other dialects leave WAIT cells out. Name, ring and idle cells at the end of a
-// row are not kept, all else is: ParseSchedule gives the same program. Errors: kUnsupported with
-// the list of what this form can't say: edges beyond the chain, tied weights, slices, R, FREE, OPT,
-// BARRIER, several steps.
+// that it lacks; the other dialects leave WAIT cells out. Name, ring, idle cells at the end of a
+// row and the flag `lowered` where nothing is sent are not kept, all else is: ParseSchedule gives
+// the same program. Errors: kUnsupported with the list of what this form can't say: edges beyond
+// the chain, tied weights, slices, R, FREE, OPT, BARRIER, several steps.
 Result<std::string> WriteCsv(const Schedule& schedule, Dialect dialect);
 
 }  // namespace penstock::schedule
