@@ -2,6 +2,7 @@
 
 #include "base/ids.h"
 #include "base/json.h"
+#include "base/markup.h"
 #include "base/result.h"
 #include "base/rng.h"
 #include "base/units.h"
@@ -84,6 +85,11 @@ TEST(Units, FindsTheNearestName) {
   const std::vector<std::string> names = {"warmup_steps", "weight_decay"};
   EXPECT_EQ(NearestName("warmup_step", names), "warmup_steps");
   EXPECT_EQ(NearestName("zzz", names), "");
+}
+
+TEST(Markup, EscapesWhatMarkupMeansAndDropsWhatXmlForbids) {
+  EXPECT_EQ(EscapeMarkup("a<b> & \"c\"\n\x01\x1b[0m\t\xc3\xa4"),
+            "a&lt;b&gt; &amp; &quot;c&quot;\n[0m\t\xc3\xa4");
 }
 
 }  // namespace

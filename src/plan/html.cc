@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/markup.h"
 #include "base/units.h"
 #include "plan/inference.h"
 #include "plan/memory.h"
@@ -260,7 +261,7 @@ std::string TimelinePlot(const Context& context, const Answer& answer) {
       "stages "
       "({}), {} micro-batches shown</figcaption><div class=\"wide\"><img alt=\"timeline\" "
       "src=\"data:image/svg+xml,{}\"></div></figure>\n",
-      EscapeHtml(layout.schedule), EscapeHtml(LayoutText(layout)), layout.micro_batches,
+      EscapeMarkup(layout.schedule), EscapeMarkup(LayoutText(layout)), layout.micro_batches,
       UrlEncoded(svg.value()));
 }
 
@@ -289,7 +290,7 @@ std::string PlansTable(const Context& context, const Answer& answer) {
     out +=
         fmt::format("<td>{}</td><td>{:.1f} %</td><td>{:.1f} %</td><td>{:.3g}</td><td>{}</td></tr>",
                     FormatBytes(p.memory.peak()), 100 * p.bubble_ratio, 100 * p.mfu,
-                    p.cost_per_million_tokens, EscapeHtml(p.bound_by));
+                    p.cost_per_million_tokens, EscapeMarkup(p.bound_by));
   }
   return out + "</tbody></table></div>\n";
 }
@@ -299,9 +300,9 @@ std::string Details(const Answer& answer) {
   for (size_t i = 0; i < answer.search.plans.size() && i < 10; ++i) {
     const Plan& p = answer.search.plans[i];
     out += fmt::format("<details{}><summary>{} ({} devices)</summary><ul>", i == 0 ? " open" : "",
-                       EscapeHtml(LayoutText(p.layout)), p.layout.devices());
+                       EscapeMarkup(LayoutText(p.layout)), p.layout.devices());
     for (const std::string& line : p.arithmetic) {
-      out += "<li>" + EscapeHtml(line) + "</li>";
+      out += "<li>" + EscapeMarkup(line) + "</li>";
     }
     out += fmt::format("<li>decoder layers per stage: {}</li></ul></details>\n",
                        fmt::join(DecoderLayers(p.layout.cut), " / "));
@@ -312,7 +313,7 @@ std::string Details(const Answer& answer) {
 std::string List(const std::vector<std::string>& lines) {
   std::string out = "<ul>";
   for (const std::string& line : lines) {
-    out += "<li>" + EscapeHtml(line) + "</li>";
+    out += "<li>" + EscapeMarkup(line) + "</li>";
   }
   return out + "</ul>\n";
 }
@@ -326,15 +327,15 @@ std::string AnswerHtml(const Context& context, const Answer& answer) {
       "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
       "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">"
       "<title>{} on {}</title><style>{}</style></head><body><main>\n",
-      EscapeHtml(context.model->name), EscapeHtml(context.system->name), kStyle);
-  out += fmt::format("<h1>{} on {}, {}</h1>\n", EscapeHtml(context.model->name),
-                     EscapeHtml(context.system->title), training ? "training" : "inference");
+      EscapeMarkup(context.model->name), EscapeMarkup(context.system->name), kStyle);
+  out += fmt::format("<h1>{} on {}, {}</h1>\n", EscapeMarkup(context.model->name),
+                     EscapeMarkup(context.system->title), training ? "training" : "inference");
   out += fmt::format(
       "<p class=\"verdict\" id=\"verdict\" data-verdict=\"{}\" data-stages=\"{}\" "
       "data-capacity-bytes=\"{:.0f}\">{}</p>\n",
       !v.best ? "nothing fits" : (v.pipeline ? "pipeline" : "do not pipeline"),
-      v.best ? v.best->layout.pp : 0, context.system->device.memory_bytes, EscapeHtml(v.reason));
-  out += fmt::format("<p class=\"soft\">Bound by: {}.</p>\n", EscapeHtml(v.bound_by));
+      v.best ? v.best->layout.pp : 0, context.system->device.memory_bytes, EscapeMarkup(v.reason));
+  out += fmt::format("<p class=\"soft\">Bound by: {}.</p>\n", EscapeMarkup(v.bound_by));
   out += List(v.lines);
   if (v.best) {
     out += "<div class=\"plots\">\n" + MemoryPlot(context, *v.best);
@@ -347,7 +348,7 @@ std::string AnswerHtml(const Context& context, const Answer& answer) {
   if (!v.sensitivity.empty()) {
     out += "<h2>What would turn the verdict</h2>\n<ul>";
     for (const Sensitivity& s : v.sensitivity) {
-      out += "<li>" + EscapeHtml(SensitivityText(s)) + "</li>";
+      out += "<li>" + EscapeMarkup(SensitivityText(s)) + "</li>";
     }
     out += "</ul>\n";
   }
@@ -355,19 +356,19 @@ std::string AnswerHtml(const Context& context, const Answer& answer) {
     out += "<h2>Rejected, nearest first</h2>\n<details><summary>" +
            fmt::format("{} layouts</summary><ul>", answer.search.rejected.size());
     for (const Rejected& r : answer.search.rejected) {
-      out +=
-          fmt::format("<li>{}: {}</li>", EscapeHtml(LayoutText(r.plan.layout)), EscapeHtml(r.why));
+      out += fmt::format("<li>{}: {}</li>", EscapeMarkup(LayoutText(r.plan.layout)),
+                         EscapeMarkup(r.why));
     }
     out += "</ul></details>\n";
   }
   const auto band = BandOf(context);
-  out +=
-      "<h2>How sure</h2>\n<p>" +
-      EscapeHtml(band ? fmt::format("Predictions of this kind were {:+.0f} to {:+.0f} % off ({}).",
-                                    100 * band->low, 100 * band->high, band->basis)
-                      : "No measurement of this kind was compared on this system: take times as "
-                        "estimates. Memory is counted from the tensors.") +
-      "</p>\n";
+  out += "<h2>How sure</h2>\n<p>" +
+         EscapeMarkup(
+             band ? fmt::format("Predictions of this kind were {:+.0f} to {:+.0f} % off ({}).",
+                                100 * band->low, 100 * band->high, band->basis)
+                  : "No measurement of this kind was compared on this system: take times as "
+                    "estimates. Memory is counted from the tensors.") +
+         "</p>\n";
   out += "<h2>Assumed</h2>\n" + List(Assumptions(context));
   return out + "</main></body></html>\n";
 }

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/markup.h"
+
 namespace penstock::plan {
 namespace {
 
@@ -19,13 +21,13 @@ std::string Open(const std::string& title, const std::string& kind) {
   return fmt::format(
       "<figure data-plot=\"{}\"><figcaption>{}</figcaption><svg viewBox=\"0 0 {} {}\" role=\"img\" "
       "aria-label=\"{}\">",
-      kind, EscapeHtml(title), kWidth, kHeight, EscapeHtml(title));
+      kind, EscapeMarkup(title), kWidth, kHeight, EscapeMarkup(title));
 }
 
 std::string Text(double x, double y, const char* anchor, const std::string& text,
                  const char* css = "t") {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"{}\" text-anchor=\"{}\">{}</text>", x,
-                     y, css, anchor, EscapeHtml(text));
+                     y, css, anchor, EscapeMarkup(text));
 }
 
 std::string Rule(double x1, double y1, double x2, double y2, const char* css) {
@@ -111,34 +113,11 @@ std::string LogFrame(const LogAxis& x, const LogAxis& y, const std::string& x_ti
   out += fmt::format(
       "<text class=\"t\" text-anchor=\"middle\" transform=\"translate(14 {:.1f}) rotate(-90)\">{}"
       "</text>",
-      (kTop + kHeight - kBottom) / 2, EscapeHtml(y_title));
+      (kTop + kHeight - kBottom) / 2, EscapeMarkup(y_title));
   return out;
 }
 
 }  // namespace
-
-std::string EscapeHtml(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += c;
-    }
-  }
-  return out;
-}
 
 std::string DrawStackedBars(const StackedBars& plot) {
   std::vector<double> totals(plot.labels.size(), 0);
@@ -170,7 +149,8 @@ std::string DrawStackedBars(const StackedBars& plot) {
             "class=\"{}\"><title>{}, "
             "{}: {}</title></rect>",
             x, y_at(base + s.values[i]), slot * 0.6, y_at(base) - y_at(base + s.values[i]),
-            s.css_class, EscapeHtml(plot.labels[i]), EscapeHtml(s.name), plot.format(s.values[i]));
+            s.css_class, EscapeMarkup(plot.labels[i]), EscapeMarkup(s.name),
+            plot.format(s.values[i]));
       }
       base += s.values[i];
     }
@@ -240,7 +220,7 @@ std::string DrawPoints(const PointPlot& plot) {
     out += fmt::format(
         "<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\" class=\"{}{}\"><title>{}</title></circle>",
         x.At(p.x), y.At(p.y), p.best ? 7 : 4, p.css_class, p.best ? " best" : "",
-        EscapeHtml(p.label));
+        EscapeMarkup(p.label));
   }
   return out + Legend(plot.legend) + "</svg></figure>\n";
 }

@@ -9,9 +9,6 @@
 
 namespace penstock::plan {
 
-// Text that may stand in HTML.
-std::string EscapeHtml(const std::string& text);
-
 using Format = std::function<std::string(double)>;
 
 struct Series {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/markup.h"
 #include "base/units.h"
 #include "trace/picture.h"
 
@@ -55,30 +56,6 @@ const KindStyle* StyleOf(OpKind kind) {
       return &style;
   }
   return nullptr;
-}
-
-std::string Escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        if (static_cast<unsigned char>(c) >= 32)
-          out += c;
-    }
-  }
-  return out;
 }
 
 // At most two digits after the point.
@@ -155,7 +132,7 @@ class SvgDrawer {
         "<line class=\"hatch\" x1=\"0\" y1=\"0\" x2=\"0\" y2=\"6\"/></pattern></defs>\n"
         "<rect class=\"bg\" width=\"100%\" height=\"100%\"/>\n"
         "<text class=\"t\" x=\"8\" y=\"18\">{2}</text>\n",
-        full, height, Escaped(options_.title.empty() ? timeline_.name : options_.title),
+        full, height, EscapeMarkup(options_.title.empty() ? timeline_.name : options_.title),
         StyleSheet());
     out_ += legend;
     FindTops();
@@ -163,8 +140,9 @@ class SvgDrawer {
       Row(r);
     Axis(kTop + rows);
     for (size_t i = 0; i < options_.notes.size(); ++i) {
-      out_ += fmt::format("<text class=\"s\" x=\"8\" y=\"{:.1f}\">{}</text>\n",
-                          bottom + 20 + 15 * static_cast<double>(i), Escaped(options_.notes[i]));
+      out_ +=
+          fmt::format("<text class=\"s\" x=\"8\" y=\"{:.1f}\">{}</text>\n",
+                      bottom + 20 + 15 * static_cast<double>(i), EscapeMarkup(options_.notes[i]));
     }
     Chart(notes_end);
     out_ += "</svg>\n";
@@ -270,7 +248,7 @@ class SvgDrawer {
         "<text class=\"r\" x=\"{:.0f}\" y=\"{:.1f}\">{}</text>\n"
         "<rect fill=\"url(#idle)\" x=\"{:.0f}\" y=\"{:.1f}\" width=\"{:.2f}\" "
         "height=\"{:.0f}\"/>\n",
-        kLeft - 8, y + 15, Escaped(rank.name.empty() ? fmt::format("rank {}", r) : rank.name),
+        kLeft - 8, y + 15, EscapeMarkup(rank.name.empty() ? fmt::format("rank {}", r) : rank.name),
         kLeft, y, width_, kRowHeight);
     for (const Slice& slice : rank.slices) {
       if (Visible(slice))
@@ -289,7 +267,7 @@ class SvgDrawer {
     const double gap = w > 6 ? 0.8 : 0;
     out_ += fmt::format(
         R"(<rect class="{}" x="{}" y="{}" width="{}" height="{}"><title>{}</title></rect>)", css,
-        Short(x), Short(y), Short(std::max(0.3, w - gap)), kRowHeight, Escaped(TextOf(slice)));
+        Short(x), Short(y), Short(std::max(0.3, w - gap)), kRowHeight, EscapeMarkup(TextOf(slice)));
     out_ += Number(slice, css, x, y, w - gap) + "\n";
   }
 
@@ -424,7 +402,7 @@ class SvgDrawer {
     for (const size_t i : shown) {
       const HopBytes& hop = options_.hops[i];
       out_ += fmt::format("<text class=\"s\" x=\"8\" y=\"{:.1f}\">{}</text>\n", y + 8.5,
-                          Escaped(hop.name));
+                          EscapeMarkup(hop.name));
       Bar(y, "F0", hop.forward, most);
       Bar(y + kHopRow - 2, "B0", hop.backward, most);
       y += 2 * kHopRow;
