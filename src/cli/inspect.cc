@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,8 +17,10 @@
 #include "base/units.h"
 #include "cli/verb.h"
 #include "cli/verbs.h"
+#include "cost/profile.h"
 #include "model/config.h"
 #include "model/cut.h"
+#include "model/cut_search.h"
 #include "model/inventory.h"
 #include "schedule/placement.h"
 #include "weights/model_files.h"
@@ -110,9 +113,33 @@ Result<std::vector<int64_t>> ParseCut(const std::string& text) {
   return cut;
 }
 
+// A cut, and what it was weighed by.
+struct Chosen {
+  model::Partition partition{{0}, 1};
+  model::CutWeights weights;
+  std::optional<model::Partition> by_work;  // where what crosses changed the cut: without it
+};
+
+// What `run` cuts by, what stages hold, or numbers of layers.
+Result<model::CutWeights> WeightsOf(const Flags& flags, const Graph& graph,
+                                    const model::TensorBytes& bytes, int64_t context) {
+  PENSTOCK_TRY_ASSIGN(const model::Balance balance, model::ParseBalance(flags.balance));
+  if (balance == model::Balance::kTime) {
+    return cost::DecodeCut(graph);
+  }
+  model::CutWeights weights;
+  weights.work = model::BalanceWeights(graph, balance, bytes, kElementBytes,
+                                       std::min(context, kBalanceContext));
+  if (balance == model::Balance::kMemory) {
+    weights.crossing_bytes = model::CrossingBytes(graph, kElementBytes);
+    weights.work_per_byte = 1;  // a byte held is a byte held
+  }
+  return weights;
+}
+
 // The partition that the flags ask for, or one stage.
 Result<model::Partition> ChoosePartition(const Flags& flags, const Graph& graph,
-                                         const model::TensorBytes& bytes, int64_t context) {
+                                         const model::CutWeights& weights) {
   if (!flags.cut.empty()) {
     PENSTOCK_TRY_ASSIGN(const std::vector<int64_t> cut, ParseCut(flags.cut));
     if (flags.stages && *flags.stages != static_cast<int64_t>(cut.size()) + 1) {
@@ -122,10 +149,69 @@ Result<model::Partition> ChoosePartition(const Flags& flags, const Graph& graph,
     }
     return model::CutAt(graph.num_layers(), cut);
   }
-  PENSTOCK_TRY_ASSIGN(const model::Balance balance, model::ParseBalance(flags.balance));
-  const std::vector<double> weights = model::BalanceWeights(graph, balance, bytes, kElementBytes,
-                                                            std::min(context, kBalanceContext));
   return model::CutBalanced(weights, flags.stages.value_or(1));
+}
+
+Result<Chosen> Choose(const Flags& flags, const Graph& graph, const model::TensorBytes& bytes,
+                      int64_t context) {
+  Chosen chosen;
+  PENSTOCK_TRY_ASSIGN(chosen.weights, WeightsOf(flags, graph, bytes, context));
+  PENSTOCK_TRY_ASSIGN(chosen.partition, ChoosePartition(flags, graph, chosen.weights));
+  if (flags.cut.empty() && flags.balance != "layers") {
+    PENSTOCK_TRY_ASSIGN(model::Partition by_work,
+                        model::CutBalanced(chosen.weights.work, flags.stages.value_or(1)));
+    if (!(by_work == chosen.partition)) {
+      chosen.by_work = std::move(by_work);
+    }
+  }
+  // The figures that are shown are at 16 bits a value.
+  chosen.weights.work_per_byte *= flags.balance == "time" ? 2 : 1;
+  chosen.weights.crossing_bytes = model::CrossingBytes(graph, kElementBytes);
+  return chosen;
+}
+
+// One boundary of the cut, and the nearest other place for it where less crosses: how much heavier
+// the heavier of its two stages would be there.
+struct CutRow {
+  int32_t layer = 0;
+  std::optional<int32_t> elsewhere;
+  double heavier = 0;
+};
+
+std::vector<CutRow> CutRows(const Chosen& chosen) {
+  const std::vector<double>& bytes = chosen.weights.crossing_bytes;
+  const model::Partition& partition = chosen.partition;
+  std::vector<CutRow> rows;
+  for (int32_t s = 1; s < partition.num_stages(); ++s) {
+    CutRow& row = rows.emplace_back();
+    row.layer = partition.first_layer(StageId(s));
+    const int32_t first = partition.first_layer(StageId(s - 1));
+    const int32_t end = partition.end_layer(StageId(s));
+    const auto heavier_half = [&](int32_t at) {
+      const auto work = chosen.weights.work.begin();
+      return std::max(std::accumulate(work + first, work + at, 0.0),
+                      std::accumulate(work + at, work + end, 0.0));
+    };
+    for (int32_t d = 1; d < end - first && !row.elsewhere; ++d) {
+      for (const int32_t at : {row.layer - d, row.layer + d}) {
+        if (at > first && at < end &&
+            bytes[static_cast<size_t>(at)] < bytes[static_cast<size_t>(row.layer)]) {
+          row.elsewhere = at;
+          row.heavier = heavier_half(at) / std::max(heavier_half(row.layer), 1e-300) - 1;
+          break;
+        }
+      }
+    }
+  }
+  return rows;
+}
+
+std::vector<int32_t> StartsOf(const model::Partition& partition) {
+  std::vector<int32_t> starts;
+  for (int32_t s = 1; s < partition.num_stages(); ++s) {
+    starts.push_back(partition.first_layer(StageId(s)));
+  }
+  return starts;
 }
 
 Result<schedule::Placement> ChoosePlacement(const Flags& flags, int32_t stages) {
@@ -219,6 +305,35 @@ Json StagesJson(const Graph& graph, const std::vector<StageRow>& rows) {
          {"receives_bytes_per_token", first ? 0 : SumBytes(graph, row.content.receives)}});
   }
   return stages;
+}
+
+// What crosses each boundary of the cut, what less would cross nearby, and what weighing it saved.
+Json CutsJson(const Graph& graph, const model::CutSets& cuts, const Chosen& chosen) {
+  Json rows = Json::array();
+  for (const CutRow& row : CutRows(chosen)) {
+    Json json = {{"layer", row.layer},
+                 {"values", Names(graph, cuts.Crossing(row.layer))},
+                 {"bytes_per_token", SumBytes(graph, cuts.Crossing(row.layer))},
+                 {"elsewhere", nullptr}};
+    if (row.elsewhere) {
+      json["elsewhere"] = {{"layer", *row.elsewhere},
+                           {"bytes_per_token", SumBytes(graph, cuts.Crossing(*row.elsewhere))},
+                           {"heavier", row.heavier}};
+    }
+    rows.push_back(std::move(json));
+  }
+  return rows;
+}
+
+Json SavingJson(const Chosen& chosen) {
+  if (!chosen.by_work) {
+    return nullptr;
+  }
+  const model::CutFigures with = model::FiguresOf(chosen.weights, chosen.partition);
+  const model::CutFigures without = model::FiguresOf(chosen.weights, *chosen.by_work);
+  return {{"cut_by_work", StartsOf(*chosen.by_work)},
+          {"bytes_per_token", without.crossing_bytes - with.crossing_bytes},
+          {"heavier", with.heaviest / std::max(without.heaviest, 1e-300) - 1}};
 }
 
 void AddHops(const Graph& graph, const model::HopPlan& plan, Json& out) {
@@ -365,6 +480,43 @@ void PrintStages(const Graph& graph, const std::vector<StageRow>& stages) {
   PrintTable(rows);
 }
 
+// "+3.1 %".
+std::string Percent(double share) {
+  return fmt::format("{:+.1f} %", 100 * share);
+}
+
+void PrintCuts(const Graph& graph, const model::CutSets& cuts, const Chosen& chosen) {
+  const std::vector<CutRow> cut_rows = CutRows(chosen);
+  const auto& bytes = chosen.weights.crossing_bytes;
+  if (bytes.size() > 3 &&
+      std::all_of(bytes.begin() + 2, bytes.end() - 1, [&](double b) { return b == bytes[1]; })) {
+    return;  // a cut is a cut
+  }
+  fmt::print("\nCuts, per token at 16 bits\n");
+  std::vector<std::vector<std::string>> rows = {
+      {"before layer", "crosses", "bytes", "less crosses before", "bytes", "heavier stage there"}};
+  for (const CutRow& row : cut_rows) {
+    rows.push_back({fmt::format("{}", row.layer), ValueText(graph, cuts.Crossing(row.layer)),
+                    FormatBytes(bytes[static_cast<size_t>(row.layer)]), "-", "", ""});
+    if (row.elsewhere) {
+      rows.back()[3] = fmt::format("{}", *row.elsewhere);
+      rows.back()[4] = FormatBytes(bytes[static_cast<size_t>(*row.elsewhere)]);
+      rows.back()[5] = Percent(row.heavier);
+    }
+  }
+  PrintTable(rows);
+  if (chosen.by_work) {
+    const model::CutFigures with = model::FiguresOf(chosen.weights, chosen.partition);
+    const model::CutFigures without = model::FiguresOf(chosen.weights, *chosen.by_work);
+    fmt::print(
+        "The cut weighs what crosses: by work alone it would be before {} and send {} more per "
+        "token; the heaviest stage is {} for it.\n",
+        fmt::join(StartsOf(*chosen.by_work), ", "),
+        FormatBytes(without.crossing_bytes - with.crossing_bytes),
+        Percent(with.heaviest / std::max(without.heaviest, 1e-300) - 1));
+  }
+}
+
 void PrintHops(const Graph& graph, const model::HopPlan& plan) {
   fmt::print("\nHops between ranks, forward, per token at 16 bits\n");
   std::vector<std::vector<std::string>> rows = {
@@ -390,6 +542,7 @@ struct Report {
   const Inspected& inspected;
   const model::CutSets& cuts;
   model::Inventory inventory;
+  Chosen chosen;
   std::vector<StageRow> stages;
   std::optional<model::HopPlan> hops;
 };
@@ -417,7 +570,9 @@ Json ReportJson(const Report& report) {
               {"kv_bytes_per_token", inventory.kv_bytes_per_token},
               {"state_bytes_per_sequence", inventory.sequence_bytes},
               {"boundaries", BoundariesJson(graph, report.cuts)},
-              {"stages", StagesJson(graph, report.stages)}};
+              {"stages", StagesJson(graph, report.stages)},
+              {"cuts", CutsJson(graph, report.cuts, report.chosen)},
+              {"crossing_saved", SavingJson(report.chosen)}};
   if (report.hops) {
     AddHops(graph, *report.hops, out);
   }
@@ -430,6 +585,7 @@ void PrintReport(const Report& report) {
   PrintBoundaries(graph, report.cuts);
   if (report.stages.size() > 1) {
     PrintStages(graph, report.stages);
+    PrintCuts(graph, report.cuts, report.chosen);
   }
   if (report.hops) {
     PrintHops(graph, *report.hops);
@@ -457,10 +613,11 @@ Result<> Inspect(const Flags& flags) {
   const model::TensorBytes bytes = [&](TensorId id) {
     return inspected.tensor_bytes[static_cast<size_t>(id.value())];
   };
-  PENSTOCK_TRY_ASSIGN(const model::Partition partition,
-                      ChoosePartition(flags, graph, bytes, inspected.model.config.context));
+  PENSTOCK_TRY_ASSIGN(Chosen chosen, Choose(flags, graph, bytes, inspected.model.config.context));
+  const model::Partition partition = chosen.partition;
   const model::CutSets cuts(graph);
-  Report report{inspected, cuts, model::TakeInventory(graph, bytes, kElementBytes), {}, {}};
+  Report report{inspected,         cuts, model::TakeInventory(graph, bytes, kElementBytes),
+                std::move(chosen), {},   {}};
   report.stages = StageRows(graph, cuts, partition, bytes, report.inventory);
   if (flags.chunks) {
     PENSTOCK_TRY_ASSIGN(report.hops, ChooseHops(flags, graph, cuts, partition));

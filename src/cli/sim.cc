@@ -14,6 +14,7 @@
 #include "cli/schedule_pictures.h"
 #include "cli/verb.h"
 #include "cli/verbs.h"
+#include "cost/link_seconds.h"
 #include "schedule/passes.h"
 #include "schedule/text/text.h"
 #include "sim/compare_schedules.h"
@@ -162,6 +163,10 @@ Result<> RunOne(const Flags& flags) {
     schedule::LowerOptions lower;
     lower.credits = transport.credits;
     lower.rendezvous = transport.kind == schedule::TransportKind::kRendezvous;
+    if (!costs.links.empty()) {
+      lower.route = schedule::LongRoute::kCheapest;
+      lower.link_seconds = cost::LinkSecondsOf(costs);
+    }
     PENSTOCK_TRY_ASSIGN(schedule, schedule::AddCommunication(schedule, lower));
   }
   options.transport = transport;

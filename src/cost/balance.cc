@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cost/profile.h"
+#include "model/cut_search.h"
 
 namespace penstock::cost {
 namespace {
@@ -10,6 +11,8 @@ constexpr double kTypicalPositions = 512;
 // Multiply-adds of a matrix product that take as long as one element of a norm, rotation or
 // activation.
 constexpr double kElementCost = 64;
+// Multiply-adds that take as long as sending or receiving a byte.
+constexpr double kWorkPerByte = 4;
 
 // Of the routed experts, the part that one row multiplies with.
 double ChosenShare(const model::Op& op) {
@@ -77,6 +80,10 @@ std::vector<double> DecodeWork(const model::Graph& graph) {
     times[static_cast<size_t>(op.layer.value())] += work;
   }
   return times;
+}
+
+model::CutWeights DecodeCut(const model::Graph& graph) {
+  return {DecodeWork(graph), model::CrossingBytes(graph, 4), kWorkPerByte};
 }
 
 double AttentionShare(const model::Graph& graph) {

@@ -443,6 +443,39 @@ void FindBoundaries(const Graph& graph, std::vector<double>& widths) {
   }
 }
 
+// A depth read keeps its running sum as its own; of the other sources each is kept once by each
+// rank that reads it.
+std::vector<CrossingValue> FindCrossing(const Graph& graph) {
+  std::vector<CrossingValue> all(graph.values.size());
+  for (const Op& op : graph.ops) {
+    const auto* counted = std::get_if<model::CountedOp>(&op.params);
+    const bool depth = std::holds_alternative<model::DepthReadOp>(op.params) ||
+                       (counted != nullptr && counted->kind == "depth read");
+    for (size_t i = 0; i < op.inputs.size(); ++i) {
+      const model::Value& value = graph.value(op.inputs[i]);
+      const bool keeps = depth && i + 1 < op.inputs.size();
+      const bool own = value.producer == op.layer;
+      if (value.type != model::ValueType::kActivation || (own && !keeps)) {
+        continue;
+      }
+      auto& readers = all[static_cast<size_t>(op.inputs[i].value())].readers;
+      if (readers.empty() || readers.back().layer != op.layer.value()) {
+        readers.push_back({op.layer.value(), keeps});
+      }
+      readers.back().keeps = readers.back().keeps || keeps;
+    }
+  }
+  std::vector<CrossingValue> crossing;
+  for (size_t v = 0; v < all.size(); ++v) {
+    if (!all[v].readers.empty()) {
+      all[v].width = static_cast<double>(graph.values[v].width);
+      all[v].producer = graph.values[v].producer.value();
+      crossing.push_back(std::move(all[v]));
+    }
+  }
+  return crossing;
+}
+
 // Why more than the hidden vector crosses some boundary; "" where nothing more does.
 std::string LongValues(const Graph& graph, const ModelProfile& profile) {
   const auto wide = [&](double width) { return width > profile.hidden; };
@@ -486,7 +519,7 @@ Result<ModelProfile> BuildProfile(const Graph& graph, std::string name, std::str
       break;
     }
   }
-  out.decode_work = DecodeWork(graph);
+  out.decode_cut = DecodeCut(graph);
   out.attention_share = AttentionShare(graph);
   Builder builder(graph, flow, out.hidden, held);
   for (const model::Layer& layer : graph.layers) {
@@ -501,6 +534,7 @@ Result<ModelProfile> BuildProfile(const Graph& graph, std::string name, std::str
     }
   }
   FindBoundaries(graph, out.boundary_width);
+  out.crossing = FindCrossing(graph);
   out.long_values = LongValues(graph, out);
   for (const WeightTensor& tensor : graph.tensors) {
     out.parameters += Elements(tensor);

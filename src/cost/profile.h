@@ -14,6 +14,7 @@
 
 #include "base/result.h"
 #include "hw/precision.h"
+#include "model/cut_search.h"
 #include "model/graph.h"
 
 namespace penstock::cost {
@@ -136,12 +137,25 @@ struct LayerProfile {
   friend bool operator==(const LayerProfile&, const LayerProfile&) = default;
 };
 
+// An activation that a later layer reads.
+struct CrossingValue {
+  struct Reader {
+    int32_t layer = 0;
+    bool keeps = false;  // its backward pass needs the value, which nobody else keeps for it
+  };
+
+  double width = 0;
+  int32_t producer = 0;         // layer
+  std::vector<Reader> readers;  // ascending; its own layer only where that keeps it
+};
+
 struct ModelProfile {
   std::string name;
   std::string family;
   std::vector<LayerProfile> classes;
   std::vector<int32_t> class_of;       // by layer: embedding, decoder layers, head
   std::vector<double> boundary_width;  // elements per row that cross after layer l
+  std::vector<CrossingValue> crossing;
   std::string long_values;  // what makes more than one vector cross: "attention residuals"; empty:
                             // a plain residual
   double vocabulary = 0;
@@ -153,8 +167,8 @@ struct ModelProfile {
   bool has_experts = false;
   int64_t max_kv_heads = 0;
   int64_t attention_heads = 0;
-  std::vector<double> decode_work;  // by layer: what the engine balances stages by
-  double attention_share = 0;       // what the engine's prefill chunks shrink by
+  model::CutWeights decode_cut;  // what the engine balances stages by
+  double attention_share = 0;    // what the engine's prefill chunks shrink by
 
   int32_t num_layers() const { return static_cast<int32_t>(class_of.size()); }
 
@@ -182,6 +196,11 @@ Result<ModelProfile> BuildProfile(const model::Graph& graph, std::string name, s
 // Relative time of each layer in steady decode, in multiply-adds per row: matrices, attention, and
 // the elements that everything else writes. What the engine cuts by.
 std::vector<double> DecodeWork(const model::Graph& graph);
+
+// The same with what crosses each boundary in float32, a byte as much work as copying it is on
+// common machines: measured 0.5 (threads) to 8 (processes) multiply-adds of a product that reads
+// its weights from memory.
+model::CutWeights DecodeCut(const model::Graph& graph);
 
 // Work of a row that looks back one position, over the work of a row by itself: attention's
 // multiply-adds against the matrices'.

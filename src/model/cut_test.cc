@@ -1,4 +1,5 @@
 #include "model/cut.h"
+#include "model/cut_search.h"
 
 #include <gtest/gtest.h>
 
@@ -195,6 +196,82 @@ TEST(Cut, BalancedCutsAreOptimalOnRandomWeights) {
   }
 }
 
+// Every cut into `stages`, none empty.
+template <class Visit>
+void ForEachCut(int32_t layers, int stages, std::vector<int32_t>& starts, const Visit& visit) {
+  if (static_cast<int>(starts.size()) == stages) {
+    visit(Partition(starts, layers));
+    return;
+  }
+  for (int32_t at = starts.back() + 1; at < layers; ++at) {
+    starts.push_back(at);
+    ForEachCut(layers, stages, starts, visit);
+    starts.pop_back();
+  }
+}
+
+TEST(Cut, WeighingWhatCrossesStaysWithinAPercentOfTheBestAndSendsNoMore) {
+  int changed = 0;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto draw = [&] { return static_cast<double>(random() % 1000) / 1000.0; };
+    const auto layers = static_cast<int32_t>(4 + random() % 8);
+    const int stages = 2 + static_cast<int>(random() % 3);
+    CutWeights weights;
+    // Nearly even layers: many cuts are nearly as good.
+    for (int32_t l = 0; l < layers; ++l) {
+      weights.work.push_back(seed % 2 == 0 ? 1.0 : 1.0 + 1e-3 * draw());
+    }
+    weights.crossing_bytes.assign(static_cast<size_t>(layers) + 1, 0.0);
+    for (int32_t b = 1; b < layers; ++b) {
+      weights.crossing_bytes[static_cast<size_t>(b)] = 1.0 + 8 * draw();
+    }
+    weights.work_per_byte = seed % 3 == 0 ? 0.05 : 1e-6;
+    const Partition cut = CutBalanced(weights, stages).value();
+    EXPECT_TRUE(cut == CutBalanced(weights, stages).value());
+    double best = 1e300;
+    std::vector<int32_t> starts = {0};
+    ForEachCut(layers, stages, starts, [&](const Partition& other) {
+      best = std::min(best, FiguresOf(weights, other).heaviest);
+    });
+    const CutFigures figures = FiguresOf(weights, cut);
+    EXPECT_LE(figures.heaviest, best * 1.0101) << seed;
+    const Partition by_work = CutBalanced(weights.work, stages).value();
+    if (!(cut == by_work)) {
+      ++changed;
+      const CutFigures plain = FiguresOf(weights, by_work);
+      EXPECT_TRUE(figures.crossing_bytes < plain.crossing_bytes ||
+                  figures.heaviest < plain.heaviest)
+          << seed;
+    }
+  }
+  EXPECT_GT(changed, 50);
+}
+
+TEST(Cut, WhereAllBoundariesAreAlikeTheWorkAloneDecides) {
+  CutWeights weights{{0, 1, 1, 1, 1, 1, 1, 1, 0}, {0, 8, 8, 8, 8, 8, 8, 8, 8, 0}, 0.1};
+  for (int stages = 1; stages <= 9; ++stages) {
+    EXPECT_TRUE(CutBalanced(weights, stages).value() == CutBalanced(weights.work, stages).value());
+  }
+  EXPECT_FALSE(CutBalanced(weights, 10).ok());
+  EXPECT_EQ(CutBalanced(weights, 12, true)->num_stages(), 12);
+}
+
+// Blocks of four layers: just behind the start of one a running sum crosses beside the finished
+// blocks. Ten layers leave the choice which stages have three.
+TEST(Cut, CutsStandAtTheEndsOfBlocksWhereBalanceAllows) {
+  CutWeights weights;
+  weights.work = {0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0};
+  //                       e  1  2  3  4| 5  6  7| 8  9 10
+  weights.crossing_bytes = {0, 1, 2, 2, 2, 2, 3, 3, 2, 4, 4, 4, 0};
+  EXPECT_EQ(Starts(CutBalanced(weights.work, 3).value()), (std::vector<int32_t>{0, 5, 8}));
+  EXPECT_EQ(Starts(CutBalanced(weights, 3).value()), (std::vector<int32_t>{0, 5, 8}));
+  weights.crossing_bytes[5] = 4;
+  EXPECT_EQ(Starts(CutBalanced(weights, 3).value()), (std::vector<int32_t>{0, 4, 8}));
+  weights.work_per_byte = 1;  // links so slow that one stage is lighter for it
+  EXPECT_LE(FiguresOf(weights, CutBalanced(weights, 3).value()).crossing_bytes, 4);
+}
+
 // For random graphs and cuts: layers are conserved, and each stage can compute everything from what
 // it receives.
 TEST(Cut, AnyCutOfAnyGraphIsComplete) {
@@ -356,6 +433,30 @@ TEST(Cut, HopsOfBlockAttentionResidualsAreThoseCountedByHand) {
     EXPECT_EQ(peak, row.naive_peak) << row.ranks << " x " << row.chunks;
     EXPECT_EQ(needed, row.needed) << row.ranks << " x " << row.chunks;
   }
+}
+
+// The last layer reads what the first one wrote; the stages between do not.
+TEST(Cut, AValueThatStagesBetweenDoNotReadGoesStraight) {
+  const Graph graph = SkipGraph(5, [](int i) { return i == 4 ? std::vector<int>{0} : None(i); });
+  const CutSets cuts(graph);
+  const auto four = CutAt(graph.num_layers(), std::vector<int64_t>{3, 4, 5}).value();
+  const HopPlan plan = PlanHops(graph, cuts, four, Loop(4, 4), 4, 2);
+  ASSERT_EQ(plan.hops.size(), 4U);
+  EXPECT_EQ(plan.hops[1].from_stage, StageId(0));
+  EXPECT_EQ(plan.hops[1].to_stage, StageId(3));
+  EXPECT_EQ(Names(graph, plan.hops[1].values), (std::vector<std::string>{"hidden.0"}));
+  EXPECT_TRUE(plan.hops[1].naive.empty());
+  EXPECT_EQ(plan.hops[2].values.size(), 1U) << "only the chain's";
+  EXPECT_EQ(plan.hops[2].naive.size(), 2U);
+  EXPECT_EQ(plan.held[0].size(), 2U) << "the chain's and the skip's";
+  EXPECT_EQ(plan.held[1].size(), 1U) << "nothing of the skip";
+  // An empty stage gets nothing and passes nothing on.
+  const auto empty = CutAt(graph.num_layers(), std::vector<int64_t>{3, 3, 5}).value();
+  const HopPlan around = PlanHops(graph, cuts, empty, Loop(4, 4), 4, 2);
+  for (const Hop& hop : around.hops) {
+    EXPECT_TRUE(hop.values.empty() || hop.to_stage != StageId(1));
+  }
+  EXPECT_EQ(around.held[1].size(), 0U);
 }
 
 TEST(Cut, NeighboursOnOneRankHaveNoHop) {

@@ -57,9 +57,14 @@ TEST(Crossing, AttentionResidualsCostMoreOverSlowLinksThanInsideTheRack) {
     // Before layers 8, 16 and 24 of blocks of 4: the embedding and 2, 4 and 6 blocks.
     EXPECT_EQ(cost.largest_hop_bytes, 7 * 8192);
     EXPECT_EQ(cost.extra_hop_bytes, (2 + 4 + 6) * 8192);
+    EXPECT_EQ(cost.held_bytes, 6 * 8192);
+    EXPECT_GT(cost.rank_bytes, 0);
     ASSERT_EQ(cost.links.size(), q.system.links.size());
-    EXPECT_GT(cost.links.back().slowdown, cost.links.front().slowdown) << mode;
-    EXPECT_GE(cost.links.front().slowdown, 0);
+    EXPECT_GT(cost.links.back().slowdown(), cost.links.front().slowdown()) << mode;
+    EXPECT_GE(cost.links.front().slowdown(), 0);
+    for (const CrossingOverLink& link : cost.links) {
+      EXPECT_GT(link.plain_s, 0);
+    }
     EXPECT_NE(q.verdict.lines.end(),
               std::find(q.verdict.lines.begin(), q.verdict.lines.end(), CrossingText(cost)));
   }
@@ -72,22 +77,24 @@ TEST(Crossing, MoreStreamsCostMore) {
     const Question q(keys, "inference", "pp=4,tp=1,dp=1");
     ASSERT_TRUE(q.verdict.crossing.has_value());
     EXPECT_EQ(q.verdict.crossing->what, "residual streams");
-    EXPECT_GT(q.verdict.crossing->links.back().slowdown, before);
-    before = q.verdict.crossing->links.back().slowdown;
+    EXPECT_GT(q.verdict.crossing->links.back().slowdown(), before);
+    before = q.verdict.crossing->links.back().slowdown();
   }
 }
 
 TEST(Crossing, TheTextNamesLinksFromTheSlowest) {
-  const CrossingCost cost = {"attention residuals",
-                             4,
-                             65536,
-                             200000,
-                             57344,
-                             {{"NVLink", 450e9, 0.002}, {"InfiniBand", 50e9, 0.031}}};
+  CrossingCost cost;
+  cost.what = "attention residuals";
+  cost.held_bytes = 57344;
+  cost.rank_bytes = 1.2e9;
+  cost.links = {{"NVLink", 450e9, 1.00024, 1}, {"InfiniBand", 50e9, 1.031, 1}};
   EXPECT_EQ(CrossingText(cost),
             "Attention residuals cost this pipeline 3.1 % of step time at 400 Gbit/s (InfiniBand), "
-            "0.2 % at 3.6 Tbit/s (NVLink): up to 57.34 kB per token and hop beyond a plain "
-            "residual.");
+            "0.02 % at 3.6 Tbit/s (NVLink): up to 57.34 kB per token and hop beyond a plain "
+            "residual, and 1.20 GB more on a rank.");
+  cost.plain_cut_bytes = 8192;
+  EXPECT_NE(CrossingText(cost).find("by work alone it would send 8.19 kB more per token"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "model/cut_search.h"
 
 namespace penstock::plan {
 namespace {
@@ -33,10 +34,25 @@ class Cutter {
       return true;
     }
     const double times = p_.live.empty() ? 1 : p_.live[static_cast<size_t>(stage)];
+    const double came =
+        p_.crossing_bytes.empty() || from == 0
+            ? 0
+            : p_.crossing_bytes[static_cast<size_t>(from)] * p_.live_per_crossing_byte;
     const double bytes =
         fixed_[static_cast<size_t>(to)] - fixed_[static_cast<size_t>(from)] +
-        times * (live_[static_cast<size_t>(to)] - live_[static_cast<size_t>(from)]);
+        times * (came + live_[static_cast<size_t>(to)] - live_[static_cast<size_t>(from)]);
     return bytes <= p_.capacity_bytes;
+  }
+
+  // With what its boundaries take.
+  double Load(int32_t from, int32_t to) const {
+    double seconds = Seconds(from, to);
+    for (const int32_t b : {from, to}) {
+      if (!p_.crossing_bytes.empty() && b > 0 && b < units()) {
+        seconds += p_.seconds_per_byte * p_.crossing_bytes[static_cast<size_t>(b)];
+      }
+    }
+    return seconds;
   }
 
   bool Fits(int32_t stage, int32_t from, int32_t to, double bound) const {
@@ -121,11 +137,38 @@ class Cutter {
   std::vector<double> sums_, fixed_, live_;
 };
 
+// Where boundaries differ in what crosses.
+std::optional<CutResult> FindCutByCrossing(const CutProblem& problem, const Cutter& cutter) {
+  const model::CutWeights weights{{problem.seconds.begin(), problem.seconds.end()},
+                                  {problem.crossing_bytes.begin(), problem.crossing_bytes.end()},
+                                  problem.seconds_per_byte};
+  model::StageFits fits;
+  if (problem.capacity_bytes > 0) {
+    fits = [&](int32_t stage, int32_t from, int32_t to) { return cutter.Holds(stage, from, to); };
+  }
+  auto starts = model::FindBalancedCut(weights, problem.stages, fits);
+  if (!starts) {
+    return std::nullopt;
+  }
+  starts->push_back(cutter.units());
+  CutResult result;
+  for (size_t s = 0; s + 1 < starts->size(); ++s) {
+    const int32_t from = (*starts)[s];
+    const int32_t to = (*starts)[s + 1];
+    result.units.push_back(to - from);
+    result.bottleneck_s = std::max(result.bottleneck_s, cutter.Load(from, to));
+  }
+  return result;
+}
+
 }  // namespace
 
 std::optional<CutResult> FindCut(const CutProblem& problem) {
   PENSTOCK_DCHECK(problem.stages >= 1 && !problem.seconds.empty(), "stages and units");
   const Cutter cutter(problem);
+  if (!problem.crossing_bytes.empty() && cutter.units() >= problem.stages) {
+    return FindCutByCrossing(problem, cutter);
+  }
   const double total = cutter.Seconds(0, cutter.units());
   double high = 0;
   if (!cutter.Covers(total * (1 + 1e-12), &high)) {
@@ -170,7 +213,7 @@ std::optional<CutResult> FindCutExhaustively(const CutProblem& problem) {
     for (int32_t s = 0; s < problem.stages && good; ++s) {
       const int32_t end = ends[static_cast<size_t>(s)];
       good = end >= at && cutter.Holds(s, at, end) && (cutter.units() < problem.stages || end > at);
-      worst = std::max(worst, good ? cutter.Seconds(at, end) : 0);
+      worst = std::max(worst, good ? cutter.Load(at, end) : 0);
       at = end;
     }
     if (good && (!best || worst < best->bottleneck_s)) {

@@ -22,15 +22,21 @@ struct CutProblem {
   std::span<const double> live;         // by stage
   double capacity_bytes = 0;            // of each stage; 0: no limit
   int32_t stages = 1;
+  // By boundary 0 .. units, where boundaries differ in what crosses; else empty. A stage's seconds
+  // then have in them what its boundaries take, and cuts within 1 % of the fastest give way to one
+  // that sends less (model/cut_search.h).
+  std::span<const double> crossing_bytes;
+  double seconds_per_byte = 0;        // of a boundary, on the stage in front and on the one behind
+  double live_per_crossing_byte = 0;  // held of each byte that comes in, times `live`
 };
 
 struct CutResult {
   std::vector<int32_t> units;  // by stage; sums to the number of units
-  double bottleneck_s = 0;     // of the slowest stage
+  double bottleneck_s = 0;     // of the slowest stage, with what it sends and receives
 };
 
 // Nothing where no cut keeps within the capacity. Stages hold one unit at least while there are
-// enough. O(units + stages) per bisection step, about 40 steps.
+// enough. O(units + stages) per bisection step, about 40 steps; with crossing bytes O(units^2).
 std::optional<CutResult> FindCut(const CutProblem& problem);
 
 // The same by trying every cut. For tests: O(units^stages).

@@ -42,6 +42,41 @@ TEST(FindCut, EqualsEveryCutTriedOnSmallProblems) {
   EXPECT_GT(checked, 200);
 }
 
+TEST(FindCut, WeighsWhatCrossesAsEveryCutTriedDoes) {
+  uint32_t counter = 1000;
+  int checked = 0;
+  for (int trial = 0; trial < 200; ++trial) {
+    const int units = 4 + static_cast<int>(Draw(counter) * 6);
+    const int stages = 2 + static_cast<int>(Draw(counter) * 3);
+    std::vector<double> seconds(units), fixed(units), live(units), times(stages), bytes(units + 1);
+    for (int i = 0; i < units; ++i) {
+      seconds[i] = 1 + Draw(counter);
+      fixed[i] = 1 + Draw(counter);
+      live[i] = 0.2 * Draw(counter);
+      bytes[i] = i == 0 ? 0 : 1 + 3 * Draw(counter);
+    }
+    for (int s = 0; s < stages; ++s) {
+      times[s] = stages - s;
+    }
+    CutProblem problem{seconds, fixed, live, times};
+    problem.capacity_bytes = trial % 2 == 0 ? 0 : 2.4 * units / stages * (0.8 + Draw(counter));
+    problem.stages = stages;
+    problem.crossing_bytes = bytes;
+    problem.seconds_per_byte = 0.3;
+    problem.live_per_crossing_byte = 0.05;
+    const auto fast = FindCut(problem);
+    const auto slow = FindCutExhaustively(problem);
+    ASSERT_EQ(fast.has_value(), slow.has_value()) << trial;
+    if (fast) {
+      ++checked;
+      EXPECT_GE(fast->bottleneck_s, slow->bottleneck_s * (1 - 1e-9)) << trial;
+      EXPECT_LE(fast->bottleneck_s, slow->bottleneck_s * 1.0101) << trial;
+      EXPECT_EQ(std::accumulate(fast->units.begin(), fast->units.end(), 0), units);
+    }
+  }
+  EXPECT_GT(checked, 100);
+}
+
 TEST(FindCut, GivesALongHeadFewerLayers) {
   std::vector<double> seconds(10, 1.0);
   seconds.front() = 0;

@@ -8,7 +8,9 @@
 #include "base/check.h"
 #include "base/units.h"
 #include "model/cut.h"
+#include "model/cut_search.h"
 #include "plan/cut.h"
+#include "plan/hops.h"
 #include "plan/memory.h"
 #include "plan/serving_rules.h"
 #include "plan/serving_sim.h"
@@ -209,6 +211,16 @@ bool InferencePricer::Impl::Cut(Layout& layout, double sequences, double chunk_r
   problem.capacity_bytes = whole.capacity - whole.reserve - whole.activations - whole.workspace -
                            rows * model.vocabulary / static_cast<double>(layout.tp) * 4;
   problem.stages = static_cast<int32_t>(layout.pp);
+  std::vector<double> crossing = CrossingBytes(model);
+  for (double& bytes : crossing) {
+    bytes *= rows / static_cast<double>(layout.tp);
+  }
+  if (!crossing.empty()) {
+    const double most = *std::max_element(crossing.begin(), crossing.end());
+    const cost::LinkCost link = HopLink(context, layout, most);
+    problem.crossing_bytes = crossing;
+    problem.seconds_per_byte = link.bytes_per_s > 0 ? 1 / link.bytes_per_s : 0;
+  }
   std::optional<CutResult> cut;
   if (problem.capacity_bytes > 0) {
     cut = FindCut(problem);
@@ -386,7 +398,7 @@ std::string InferencePricer::Impl::Arrivals(Plan& plan, double most) {
 // As the engine lays out a run: stages by decode work, as many groups as stages, its own chunks.
 void InferencePricer::Impl::EngineLayout(Layout& layout, double sequences) const {
   if (layout.cut.empty()) {
-    const Result<model::Partition> cut = model::CutBalanced(context.model->decode_work, layout.pp);
+    const Result<model::Partition> cut = model::CutBalanced(context.model->decode_cut, layout.pp);
     PENSTOCK_CHECK(cut.ok(), "a layout has no more stages than the model has layers");
     for (int32_t s = 0; s < cut.value().num_stages(); ++s) {
       layout.cut.push_back(cut.value().end_layer(StageId(s)) - cut.value().first_layer(StageId(s)));

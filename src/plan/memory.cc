@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "plan/hops.h"
+
 namespace penstock::plan {
 namespace {
 
@@ -82,10 +84,29 @@ std::vector<MemoryAccount> InferenceMemory(const Context& context, const Layout&
     ranks[0].weights -= TiedBytes(model, layout, formats.end_bytes());
   }
   const double a = formats.activation_bytes;
+  // Of each rank, what is alive and sent beside the hidden vector; what comes in is still there
+  // when what goes out is.
+  std::vector<double> beside(ranks.size(), 0);
+  std::vector<double> sent(ranks.size(), 0);
+  if (!model.long_values.empty()) {
+    const HopWidths hops = HopsOf(model, layout, Mode::kInference);
+    for (size_t s = 0; s + 1 < starts.size(); ++s) {
+      const auto rank = static_cast<size_t>(RankOfStage(layout, static_cast<int64_t>(s)));
+      const double in = std::max(0.0, hops.forward[s] - model.hidden);
+      const double out =
+          s + 2 < starts.size() ? std::max(0.0, hops.forward[s + 1] - model.hidden) : 0;
+      beside[rank] = std::max({beside[rank], in, out});
+      sent[rank] = std::max(sent[rank], 2 * (in + out));
+    }
+    if (layout.pp == 1) {
+      beside[0] = *std::max_element(model.boundary_width.begin(), model.boundary_width.end()) -
+                  model.hidden;
+    }
+  }
   for (size_t r = 0; r < ranks.size(); ++r) {
     // Two rows of the residual stream live beside what the widest layer holds.
-    ranks[r].activations = chunk_rows * a * (2 * model.hidden + working[r]);
-    ranks[r].workspace = layout.pp > 1 ? 4 * chunk_rows * a * model.hidden : 0;
+    ranks[r].activations = chunk_rows * a * (2 * model.hidden + working[r] + beside[r]);
+    ranks[r].workspace = layout.pp > 1 ? chunk_rows * a * (4 * model.hidden + sent[r]) : 0;
     SetCapacity(context, ranks[r]);
   }
   ranks.back().workspace += std::max<double>(1, static_cast<double>(layout.micro_batch)) *
@@ -229,6 +250,23 @@ std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& 
     account.activations +=
         activations * (shares.empty() ? InFlight(layout, rank) : shares[static_cast<size_t>(rank)]);
     account.workspace = std::max(account.workspace, working + matrix);
+  }
+  if (!model.long_values.empty()) {
+    const HopWidths hops = HopsOf(model, layout, Mode::kTraining);
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      ranks[r].activations +=
+          rows * 2 * hops.kept[r] / (layout.sequence_parallel ? tp : 1) *
+          (shares.empty() ? InFlight(layout, static_cast<int64_t>(r)) : shares[r]);
+    }
+    for (size_t s = 1; s < hops.forward.size(); ++s) {
+      const double extra = std::max(0.0, hops.forward[s] - model.hidden) +
+                           std::max(0.0, hops.backward[s] - model.hidden);
+      for (const size_t stage : {s - 1, s}) {
+        double& workspace =
+            ranks[static_cast<size_t>(RankOfStage(layout, static_cast<int64_t>(stage)))].workspace;
+        workspace += rows * 2 * extra / (layout.sequence_parallel ? tp : 1);
+      }
+    }
   }
   if (layout.pp == 1 && model.tied) {
     ranks[0].weights -= TiedBytes(model, layout, dense.weights);

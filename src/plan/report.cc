@@ -248,7 +248,9 @@ Json AnswerJson(const Context& context, const Answer& answer, int top) {
     for (const CrossingOverLink& link : v.crossing->links) {
       links.push_back(Json{{"link", link.link},
                            {"bytes_per_s", link.bandwidth},
-                           {"slowdown", Number(link.slowdown)}});
+                           {"step_s", Number(link.step_s)},
+                           {"plain_step_s", Number(link.plain_s)},
+                           {"slowdown", Number(link.slowdown())}});
     }
     verdict["crossing"] =
         Json{{"what", v.crossing->what},
@@ -256,6 +258,8 @@ Json AnswerJson(const Context& context, const Answer& answer, int top) {
              {"largest_hop_bytes_per_token", Bytes(v.crossing->largest_hop_bytes)},
              {"extra_hop_bytes_per_token", Bytes(v.crossing->extra_hop_bytes)},
              {"held_bytes_per_token", Bytes(v.crossing->held_bytes)},
+             {"rank_bytes", Bytes(v.crossing->rank_bytes)},
+             {"saved_by_cut_bytes_per_token", v.crossing->plain_cut_bytes},
              {"links", links}};
   }
   Json sensitivity = Json::array();

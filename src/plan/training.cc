@@ -7,6 +7,7 @@
 
 #include "base/units.h"
 #include "plan/cut.h"
+#include "plan/hops.h"
 #include "plan/memory.h"
 #include "schedule/registry.h"
 #include "sim/simulate.h"
@@ -28,7 +29,7 @@ struct ClassStep {
 };
 
 using PriceKey = std::tuple<int64_t, int64_t, int64_t, int64_t, bool, Recompute, hw::Precision>;
-using CutKey = std::tuple<PriceKey, int64_t, int64_t, std::string, int, int64_t, int64_t>;
+using CutKey = std::tuple<PriceKey, int64_t, int64_t, std::string, int, int64_t, int64_t, double>;
 
 }  // namespace
 
@@ -128,13 +129,25 @@ std::string TrainingPricer::Impl::Cut(Layout& layout) {
   const PriceKey price{
       layout.tp,        layout.ep,       layout.cp, layout.micro_batch, layout.sequence_parallel,
       layout.recompute, layout.precision};
+  const auto sequence = static_cast<double>(work.sequence_tokens);
+  const double rows =
+      static_cast<double>(layout.micro_batch) * sequence / static_cast<double>(layout.cp);
+  // Per boundary and micro-batch, forward; as much comes back.
+  std::vector<double> crossing = CrossingBytes(model);
+  double most = 0;
+  for (double& bytes : crossing) {
+    bytes *= rows / static_cast<double>(layout.tp);
+    most = std::max(most, bytes);
+  }
+  const cost::LinkCost link = crossing.empty() ? cost::LinkCost() : HopLink(context, layout, most);
   const CutKey key{price,
                    layout.pp,
                    layout.chunks,
                    layout.chunks > 1 ? "" : layout.schedule,
                    layout.zero,
                    layout.chunks > 1 ? 0 : layout.dp,
-                   layout.chunks > 1 ? 0 : std::min(layout.micro_batches, 2 * layout.pp)};
+                   layout.chunks > 1 ? 0 : std::min(layout.micro_batches, 2 * layout.pp),
+                   crossing.empty() ? 0 : link.bytes_per_s};
   if (const auto it = cuts.find(key); it != cuts.end()) {
     layout.cut = it->second;
     return "";
@@ -142,9 +155,6 @@ std::string TrainingPricer::Impl::Cut(Layout& layout) {
   const std::vector<ClassStep>& classes = Classes(layout);
   const StateBytes dense = TrainingStateBytes(work, layout, false);
   const StateBytes expert = TrainingStateBytes(work, layout, true);
-  const auto sequence = static_cast<double>(work.sequence_tokens);
-  const double rows =
-      static_cast<double>(layout.micro_batch) * sequence / static_cast<double>(layout.cp);
   std::vector<double> seconds, fixed, live;
   for (size_t c = 0; c < classes.size(); ++c) {
     const StageStep& s = classes[c].step;
@@ -163,6 +173,10 @@ std::string TrainingPricer::Impl::Cut(Layout& layout) {
   CutProblem problem;
   problem.seconds = unit_seconds;
   problem.stages = static_cast<int32_t>(layout.stages());
+  problem.crossing_bytes = crossing;
+  problem.seconds_per_byte = link.bytes_per_s > 0 ? 2 / link.bytes_per_s : 0;
+  problem.live_per_crossing_byte =
+      layout.sequence_parallel ? 1 : static_cast<double>(layout.tp);  // each holds all of it
   std::vector<double> shares;
   std::optional<CutResult> cut;
   if (layout.chunks == 1) {
@@ -196,6 +210,20 @@ double TrainingPricer::Impl::HopSeconds(const Layout& layout) const {
   }
   const double rows = static_cast<double>(layout.micro_batch * work.sequence_tokens) /
                       static_cast<double>(layout.cp);
+  if (!context.model->long_values.empty() && layout.cut.size() > 1) {
+    // The mean of both directions.
+    const HopWidths hops = HopsOf(*context.model, layout, Mode::kTraining);
+    const double bytes = rows * 2 / static_cast<double>(layout.tp);
+    double seconds = 0;
+    for (size_t s = 1; s < hops.forward.size(); ++s) {
+      for (const double width : {hops.forward[s], hops.backward[s]}) {
+        seconds += width > 0
+                       ? hw::MessageSeconds(*context.system, layout.hop_distance(), bytes * width)
+                       : 0;
+      }
+    }
+    return seconds / (2 * static_cast<double>(layout.stages() - 1));
+  }
   // The widest boundary of the cut; each tensor-parallel rank sends its share.
   const std::vector<double>& widths = context.model->boundary_width;
   double width = 0;
@@ -427,6 +455,18 @@ Result<std::string> TrainingPricer::Simulate(Plan& plan) {
     stage.w_s = s.w_s;
   }
   costs.link.latency_s = plan.hop_s;
+  if (!impl_->context.model->long_values.empty()) {
+    // Each hop by what it sends; a message waits for the one before on its link.
+    const HopWidths hops = HopsOf(*impl_->context.model, plan.layout, Mode::kTraining);
+    const double row_bytes = static_cast<double>(plan.layout.micro_batch) *
+                             static_cast<double>(impl_->work.sequence_tokens) /
+                             static_cast<double>(plan.layout.cp * plan.layout.tp) * 2;
+    costs.link = HopLink(impl_->context, plan.layout, row_bytes * hops.largest());
+    for (size_t s = 1; s < costs.stages.size(); ++s) {
+      costs.stages[s - 1].output_bytes = std::llround(row_bytes * hops.forward[s]);
+      costs.stages[s].gradient_bytes = std::llround(row_bytes * hops.backward[s]);
+    }
+  }
   sim::SimOptions options;
   options.period = false;
   PENSTOCK_TRY_ASSIGN(const sim::SimResult result, sim::Simulate(schedule, costs, options));

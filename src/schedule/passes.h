@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "base/result.h"
@@ -22,9 +24,14 @@ Result<Schedule> SplitBackward(const Schedule& schedule);
 Result<Schedule> MergeBackward(const Schedule& schedule);
 
 enum class LongRoute : uint8_t {
-  kNearest,  // from the stage that had the value last: neighbours where every stage reads
-  kDirect,   // from the stage that made it
+  kNearest,   // from the stage that had the value last: neighbours where every stage reads
+  kDirect,    // from the stage that made it
+  kCheapest,  // whatever way link_seconds makes the fastest, also through stages that do not read
+              // it
 };
+
+// Seconds of a message of `bytes` (0: not known) between two different ranks.
+using LinkSeconds = std::function<double(RankId from, RankId to, int64_t bytes)>;
 
 struct LowerOptions {
   LongRoute route = LongRoute::kNearest;
@@ -35,17 +42,20 @@ struct LowerOptions {
   // deadlock under any transport, rendezvous too. Ranks then wait for each other more than they
   // need to; `credits` has no effect.
   bool rendezvous = false;
+  LinkSeconds link_seconds;  // for kCheapest; null: all links alike, which is kNearest
 };
 
 // Adds SEND and RECV. The chain's value goes to the next stage, its gradient back, where the ranks
 // differ; a long value goes once to each rank that holds one of its readers, which is the least
-// that can be sent (gradients of long values travel with the chain's). RECVs stand right before the
-// computation that needs them, earlier only where a sender would otherwise wait for room; a SEND
-// stands right after the computation that makes its value. Overlapped pairs are taken apart, so
-// that each part waits for its own input and sends at its own end. The result is free of deadlock
-// for this many credits and more, not under rendezvous, where two neighbours that both send first
-// never meet (1F1B does so in its steady state); with `rendezvous` under all. Proves its input
-// first. Cost O(n log p).
+// that can be sent (gradients of long values travel with the chain's). With kCheapest it may take a
+// detour over ranks in between, each of which then holds it: where two fast links are faster than a
+// slow one; among equally fast ways the one with the fewest messages, then from the nearest stage.
+// RECVs stand right before the computation that needs them, earlier only where a sender would
+// otherwise wait for room; a SEND stands right after the computation that makes its value.
+// Overlapped pairs are taken apart, so that each part waits for its own input and sends at its own
+// end. The result is free of deadlock for this many credits and more, not under rendezvous, where
+// two neighbours that both send first never meet (1F1B does so in its steady state); with
+// `rendezvous` under all. Proves its input first. Cost O(n log p).
 Result<Schedule> AddCommunication(const Schedule& schedule, const LowerOptions& options = {});
 
 // Takes all SEND, RECV, WAIT_SEND and FREE actions out: compute-only again.

@@ -153,6 +153,84 @@ TEST(Passes, LongValuesMeetTheTightBoundForLoopAndVPlacements) {
   }
 }
 
+// SENDs of long values, as "from->to", ascending.
+std::string LongHops(const Schedule& s) {
+  std::set<std::string> hops;
+  for (const auto& program : s.ranks) {
+    for (const Action& a : program) {
+      if (a.kind == OpKind::kSendForward && a.value != 0) {
+        hops.insert(std::to_string(a.stage.value()) + "->" + std::to_string(PeerStage(a).value()));
+      }
+    }
+  }
+  std::string text;
+  for (const std::string& hop : hops)
+    text += (text.empty() ? "" : " ") + hop;
+  return text;
+}
+
+// A skip from the first stage of four to the last, which the two between do not read.
+TEST(Passes, LongValuesTakeTheFastestWay) {
+  Schedule s = Generate("1f1b", {4, 4, 0, 0}).value();
+  s.edges.push_back({"skip", EdgeKind::kValue, StageId(0), {StageId(3)}, 1000});
+  const auto way = [&](const LinkSeconds& seconds) {
+    const Schedule lowered =
+        AddCommunication(s, {.route = LongRoute::kCheapest, .link_seconds = seconds}).value();
+    ExpectLegal(ReleaseValues(lowered).value());
+    return LongHops(lowered);
+  };
+  EXPECT_EQ(LongHops(AddCommunication(s).value()), "0->3");
+  EXPECT_EQ(way(nullptr), "0->3") << "all links alike";
+  EXPECT_EQ(way([](RankId, RankId, int64_t) { return 1.0; }), "0->3");
+  EXPECT_EQ(way([](RankId, RankId, int64_t) { return 0.0; }), "0->3") << "the fewest messages";
+  // Neighbours are near, others are not.
+  EXPECT_EQ(way([](RankId a, RankId b, int64_t) {
+              return std::abs(a.value() - b.value()) == 1 ? 1.0 : 10.0;
+            }),
+            "0->1 1->2 2->3");
+  // Two racks of two.
+  EXPECT_EQ(way([](RankId a, RankId b, int64_t bytes) {
+              const bool inside = a.value() / 2 == b.value() / 2;
+              return (inside                             ? 1e-3
+                      : a.value() == 1 && b.value() == 2 ? 1e-2
+                                                         : 1e-1) *
+                     static_cast<double>(bytes);
+            }),
+            "0->1 1->2 2->3");
+  EXPECT_EQ(way([](RankId a, RankId b, int64_t) {
+              return a.value() == 0 && b.value() == 1 ? 9.0 : b.value() - a.value() == 3 ? 7 : 2.0;
+            }),
+            "0->2 2->3");
+}
+
+TEST(Passes, AnyRouteBringsAValueOnceToEachRank) {
+  ForAll([](const Schedule& s) {
+    uint32_t draw = 1;
+    std::map<std::pair<int, int>, double> seconds;
+    const Schedule lowered =
+        AddCommunication(WithLongEdges(s, 1), {.route = LongRoute::kCheapest,
+                                               .link_seconds =
+                                                   [&](RankId a, RankId b, int64_t) {
+                                                     double& t = seconds[{a.value(), b.value()}];
+                                                     if (t == 0) {
+                                                       draw = draw * 1664525U + 1013904223U;
+                                                       t = 1.0 + draw % 100;
+                                                     }
+                                                     return t;
+                                                   }})
+            .value();
+    ExpectLegal(ReleaseValues(lowered).value());
+    for (const auto& program : lowered.ranks) {
+      std::set<std::pair<int, int>> got;
+      for (const Action& a : program) {
+        if (a.kind == OpKind::kRecvForward && a.value != 0 && a.slice == 0) {
+          EXPECT_TRUE(got.insert({a.value, a.micro_batch.value()}).second);
+        }
+      }
+    }
+  });
+}
+
 TEST(Passes, AValueGoesOnceToEachRankThatReadsIt) {
   ForAll([](const Schedule& s) {
     const Schedule lowered = AddCommunication(WithLongEdges(s, 1)).value();

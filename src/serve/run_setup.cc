@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "base/units.h"
 #include "cost/profile.h"
+#include "model/cut_search.h"
 #include "plan/serving_rules.h"
 #include "serve/control.h"
 #include "serve/load_watch.h"
@@ -26,7 +27,7 @@ Result<model::Partition> Cut(const model::Graph& graph, const RunOptions& option
                      "head), wanted 1 to {}",
                      stages, graph.num_layers(), graph.num_layers() - 2, graph.num_layers());
   }
-  return model::CutBalanced(cost::DecodeWork(graph), stages);
+  return model::CutBalanced(cost::DecodeCut(graph), stages);
 }
 
 runtime::StateSpec StateFor(const model::Graph& graph, const RunOptions& options,

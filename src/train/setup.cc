@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "base/units.h"
+#include "model/cut_search.h"
 #include "model/inventory.h"
 #include "schedule/registry.h"
 #include "schedule/text/text.h"
@@ -18,6 +19,9 @@ namespace {
 
 // Multiply-adds that take as long as one element of a norm, rotation or activation.
 constexpr double kElementCost = 64;
+// Multiply-adds of a forward product that take as long as sending a byte of a value and, later, of
+// its gradient: the backward pass multiplies twice as much.
+constexpr double kWorkPerByte = 16;
 // Sets of shapes whose memory is worked out one by one; more are covered by the largest
 // micro-batch.
 constexpr size_t kMaxShapeSets = 32;
@@ -82,10 +86,9 @@ Result<> CutModel(TrainSetup& setup) {
                      pipeline.stages, graph.num_layers(), graph.num_layers() - 2,
                      graph.num_layers());
   }
-  PENSTOCK_TRY_ASSIGN(
-      setup.partition,
-      model::CutBalanced(TrainLayerWeights(graph, setup.config.data.sequence_tokens), stages,
-                         true));
+  const model::CutWeights weights = {TrainLayerWeights(graph, setup.config.data.sequence_tokens),
+                                     model::CrossingBytes(graph, 4), kWorkPerByte};
+  PENSTOCK_TRY_ASSIGN(setup.partition, model::CutBalanced(weights, stages, true));
   return {};
 }
 

@@ -1,5 +1,8 @@
 #include "schedule/passes/links.h"
 
+#include <algorithm>
+#include <limits>
+
 namespace penstock::schedule {
 namespace {
 
@@ -54,18 +57,88 @@ class LinkFinder {
       }
       return;
     }
+    if (options_.route == LongRoute::kCheapest && options_.link_seconds) {
+      AddCheapest(value, edge, direction);
+      return;
+    }
     std::vector<bool> holds(static_cast<size_t>(schedule_.num_ranks()), false);
     holds[static_cast<size_t>(RankOf(edge.from.value(), direction))] = true;
     int last = edge.from.value();
     for (const StageId reader : edge.to) {
       const auto rank = static_cast<size_t>(RankOf(reader.value(), direction));
       if (!holds[rank]) {
-        Add({true, value, options_.route == LongRoute::kNearest ? last : edge.from.value(),
+        Add({true, value, options_.route == LongRoute::kDirect ? edge.from.value() : last,
              reader.value(), direction});
         holds[rank] = true;
       }
       last = reader.value();
     }
+  }
+
+  // A way to a stage from those that have the value.
+  struct Way {
+    double seconds = std::numeric_limits<double>::infinity();
+    int messages = 0;
+    int through = -1;  // the stage before; -1: has the value
+  };
+
+  // For each reader the fastest way forward from the stages that have the value by then.
+  void AddCheapest(uint16_t value, const Edge& edge, int direction) {
+    const int from = edge.from.value();
+    std::vector<int> having = {from};  // stages, ascending
+    const auto holds = [&](int stage) {
+      return std::any_of(having.begin(), having.end(),
+                         [&](int s) { return RankOf(s, direction) == RankOf(stage, direction); });
+    };
+    for (const StageId reader : edge.to) {
+      const int to = reader.value();
+      if (!holds(to)) {
+        const std::vector<Way> ways = Ways(having, to, edge.bytes, direction, holds);
+        std::vector<int> path;
+        for (int s = to; s >= 0; s = ways[static_cast<size_t>(s - from)].through) {
+          path.push_back(s);
+        }
+        for (size_t i = path.size() - 1; i > 0; --i) {
+          Add({true, value, path[i], path[i - 1], direction});
+          having.push_back(path[i - 1]);
+        }
+      }
+      having.push_back(to);
+      std::sort(having.begin(), having.end());
+      having.erase(std::unique(having.begin(), having.end()), having.end());
+    }
+  }
+
+  // To each stage from the maker's (the first of `having`) up to `to`.
+  template <class Holds>
+  std::vector<Way> Ways(const std::vector<int>& having, int to, int64_t bytes, int direction,
+                        const Holds& holds) const {
+    const int first = having.front();
+    std::vector<Way> ways(static_cast<size_t>(to - first) + 1);
+    for (const int s : having) {
+      ways[static_cast<size_t>(s - first)] = {0, 0, -1};
+    }
+    for (int s = first + 1; s <= to; ++s) {
+      Way& way = ways[static_cast<size_t>(s - first)];
+      // A rank on the way gets it once, too.
+      if (s != to && (holds(s) || RankOf(s, direction) == RankOf(to, direction))) {
+        continue;
+      }
+      for (int before = s - 1; before >= first && way.seconds > 0; --before) {
+        const Way& to_there = ways[static_cast<size_t>(before - first)];
+        const RankId a(RankOf(before, direction));
+        const RankId b(RankOf(s, direction));
+        if (a == b || to_there.seconds == std::numeric_limits<double>::infinity()) {
+          continue;
+        }
+        const double seconds = to_there.seconds + options_.link_seconds(a, b, bytes);
+        if (seconds < way.seconds ||
+            (seconds == way.seconds && to_there.messages + 1 < way.messages)) {
+          way = {seconds, to_there.messages + 1, before};
+        }
+      }
+    }
+    return ways;
   }
 
   const Schedule& schedule_;

@@ -1,0 +1,103 @@
+#include "plan/hops.h"
+
+#include <algorithm>
+#include <map>
+
+#include "hw/links.h"
+
+namespace penstock::plan {
+namespace {
+
+// Stage of each layer.
+std::vector<int32_t> StageOfLayer(const Layout& layout) {
+  std::vector<int32_t> stage;
+  for (size_t s = 0; s < layout.cut.size(); ++s) {
+    stage.insert(stage.end(), static_cast<size_t>(layout.cut[s]), static_cast<int32_t>(s));
+  }
+  return stage;
+}
+
+}  // namespace
+
+double HopWidths::largest() const {
+  double most = 0;
+  for (const auto* list : {&forward, &backward}) {
+    for (const double width : *list) {
+      most = std::max(most, width);
+    }
+  }
+  return most;
+}
+
+HopWidths HopsOf(const cost::ModelProfile& model, const Layout& layout, Mode mode) {
+  const size_t stages = layout.cut.size();
+  const std::vector<int32_t> stage_of = StageOfLayer(layout);
+  HopWidths out;
+  out.forward.assign(stages, 0);
+  out.backward.assign(stages, 0);
+  out.kept.assign(static_cast<size_t>(layout.pp), 0);
+  std::vector<size_t> rank(stages);
+  for (size_t s = 0; s < stages; ++s) {
+    rank[s] = static_cast<size_t>(RankOfStage(layout, static_cast<int64_t>(s)));
+  }
+  size_t first = 0;  // layer of the stage
+  for (size_t s = 1; s < stages; ++s) {
+    first += static_cast<size_t>(layout.cut[s - 1]);
+    if (rank[s] != rank[s - 1] && first > 0) {
+      out.backward[s] = model.boundary_width[first - 1];
+    }
+  }
+  if (mode == Mode::kInference) {
+    out.forward = out.backward;
+  }
+  for (const cost::CrossingValue& value : model.crossing) {
+    const auto maker = static_cast<size_t>(stage_of[static_cast<size_t>(value.producer)]);
+    std::map<size_t, bool> holds = {{rank[maker], false}};  // by rank: whether it is kept there
+    for (const cost::CrossingValue::Reader& reader : value.readers) {
+      const auto s = static_cast<size_t>(stage_of[static_cast<size_t>(reader.layer)]);
+      const auto [at, lacks] = holds.try_emplace(rank[s], false);
+      if (lacks && mode == Mode::kTraining) {
+        out.forward[s] += value.width;
+      }
+      if (reader.keeps && !at->second) {
+        at->second = true;
+        out.kept[rank[s]] += value.width;
+      }
+    }
+  }
+  return out;
+}
+
+cost::ModelProfile WithPlainResidual(const cost::ModelProfile& model) {
+  cost::ModelProfile plain = model;
+  plain.crossing.clear();
+  for (int32_t l = 0; l + 1 < model.num_layers(); ++l) {
+    plain.boundary_width[static_cast<size_t>(l)] = model.hidden;
+    plain.crossing.push_back({model.hidden, l, {{l + 1, false}}});
+  }
+  return plain;
+}
+
+cost::LinkCost HopLink(const Context& context, const Layout& layout, double bytes) {
+  const double share = context.calibration().exposed_hop;
+  const double empty_s = hw::MessageSeconds(*context.system, layout.hop_distance(), 0);
+  const double full_s = hw::MessageSeconds(*context.system, layout.hop_distance(), bytes);
+  cost::LinkCost link;
+  link.latency_s = share * empty_s;
+  link.bytes_per_s = share > 0 && full_s > empty_s ? bytes / (full_s - empty_s) / share : 0;
+  link.occupied = true;
+  return link;
+}
+
+std::vector<double> CrossingBytes(const cost::ModelProfile& model) {
+  std::vector<double> bytes = {0};
+  for (const double width : model.boundary_width) {
+    bytes.push_back(2 * width);
+  }
+  bytes.back() = 0;
+  const bool alike =
+      std::all_of(bytes.begin() + 1, bytes.end() - 1, [&](double b) { return b == bytes[1]; });
+  return alike ? std::vector<double>() : bytes;
+}
+
+}  // namespace penstock::plan
