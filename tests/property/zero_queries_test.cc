@@ -21,9 +21,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kFamilies[] = {"llama2",    "llama3", "llama-yarn", "smollm2",
-                                     "mistral",   "qwen2",  "qwen3",      "mixtral",
-                                     "qwen3_moe", "phi3",   "gemma2",     "gemma3"};
+const std::vector<std::string>& Families() {
+  static const auto& families =
+      *new std::vector<std::string>{"llama2",  "llama-yarn", "smollm2", "mistral", "qwen2", "qwen3",
+                                    "mixtral", "qwen3_moe",  "phi3",    "gemma2",  "gemma3"};
+  return families;
+}
 
 class ZeroQueries : public ::testing::TestWithParam<std::string> {
  protected:
@@ -144,7 +147,7 @@ std::string TestName(const ::testing::TestParamInfo<std::string>& name) {
   return text;
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, ZeroQueries, ::testing::ValuesIn(kFamilies), TestName);
+INSTANTIATE_TEST_SUITE_P(Families, ZeroQueries, ::testing::ValuesIn(Families()), TestName);
 
 }  // namespace
 }  // namespace penstock::testing

@@ -121,10 +121,11 @@ class LinkFinder {
     for (int s = first + 1; s <= to; ++s) {
       Way& way = ways[static_cast<size_t>(s - first)];
       // A rank on the way gets it once, too.
-      if (s != to && (holds(s) || RankOf(s, direction) == RankOf(to, direction))) {
+      if (way.seconds == 0 ||
+          (s != to && (holds(s) || RankOf(s, direction) == RankOf(to, direction)))) {
         continue;
       }
-      for (int before = s - 1; before >= first && way.seconds > 0; --before) {
+      for (int before = s - 1; before >= first; --before) {
         const Way& to_there = ways[static_cast<size_t>(before - first)];
         const RankId a(RankOf(before, direction));
         const RankId b(RankOf(s, direction));
