@@ -40,11 +40,10 @@ const GeneratorInfo* FindGenerator(std::string_view name);
 // A legal compute-only schedule for any ranks, micro-batches and chunks of at least 1, no idle
 // cells, W of one stage ascending by micro-batch. Time and memory O(actions). Errors:
 // kInvalidArgument (unknown name with the nearest one; a number below 1; chunks or slices that this
-// schedule does not take; more than kMaxRanks ranks, kMaxStages stages or kMaxGenerated (stage,
+// schedule does not take; more than kMaxStages stages or kMaxGenerated (stage,
 // micro-batch, slice) triples), before anything is allocated.
 Result<Schedule> Generate(std::string_view name, const GeneratorOptions& options);
 
-inline constexpr int kMaxRanks = 8192;
 inline constexpr int64_t kMaxGenerated = int64_t{1} << 24;
 
 }  // namespace penstock::schedule

@@ -19,6 +19,7 @@ constexpr int kLongestCycle = 8;           // steps after which a pattern may re
 constexpr int kMostSteps = 400;            // for the period
 constexpr int64_t kMostWork = 60'000'000;  // actions, over all those steps; at least kLeastSteps
 constexpr int kLeastSteps = 12;
+constexpr int64_t kMostKept = int64_t{1} << 26;  // actions of a timeline
 
 struct Period {
   double seconds = 0;
@@ -48,6 +49,22 @@ struct Record {
   std::vector<trace::RankTimeline> ranks;  // empty: nothing
 };
 
+// Once the pattern of `cycle` steps repeats, further steps need not be run: adds their ends. False
+// where the last end is not (yet) one of the pattern's.
+bool GoOn(int cycle, double period_s, int steps, std::vector<double>& ends,
+          std::vector<double>& step_end_s) {
+  const auto back = static_cast<size_t>(cycle);
+  const double grown_s = period_s * cycle;
+  const double last_s = ends.back() - ends[ends.size() - 1 - back];
+  if (std::abs(last_s - grown_s) > kSame * grown_s)
+    return false;
+  while (static_cast<int64_t>(ends.size()) < steps) {
+    ends.push_back(ends[ends.size() - back] + grown_s);
+    step_end_s.push_back(ends.back());
+  }
+  return true;
+}
+
 // Runs on from the end of the first step until the time per step repeats. One of these steps is
 // `schedule_steps` steps where they are unrolled.
 Result<Period> FindPeriod(Engine& engine, const SimOptions& options, double lower_s,
@@ -58,6 +75,7 @@ Result<Period> FindPeriod(Engine& engine, const SimOptions& options, double lowe
   const int64_t steps =
       std::clamp<int64_t>(kMostWork / std::max<int64_t>(actions, 1), kLeastSteps, kMostSteps);
   Period period;
+  int repeats_after = 0;
   for (int64_t step = 1; step < std::max<int64_t>(steps, options.steps); ++step) {
     const bool kept = step < options.steps && !record.ranks.empty();
     if (options.barrier)
@@ -80,6 +98,11 @@ Result<Period> FindPeriod(Engine& engine, const SimOptions& options, double lowe
     for (int cycle = 1; cycle < static_cast<int>(states.size()) && !period.exact; ++cycle) {
       period.exact = Repeats(states[states.size() - 1 - static_cast<size_t>(cycle)], states.back(),
                              cycle, lower_s, period.seconds);
+      repeats_after = cycle;
+    }
+    if (period.exact && record.ranks.empty() &&
+        GoOn(repeats_after, period.seconds, options.steps, ends, step_end_s)) {
+      return period;
     }
     if (states.size() > kLongestCycle)
       states.pop_front();
@@ -135,6 +158,13 @@ Result<SimResult> Simulate(const Schedule& schedule, const cost::CostModel& cost
                            const SimOptions& options) {
   PENSTOCK_TRY_ASSIGN(Engine engine, Engine::Make(schedule, costs, options.transport));
   SimResult result;
+  if (options.timeline && schedule.CountActions() > kMostKept / std::max(options.steps, 1)) {
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[sim.timeline] {} steps of {} actions, wanted at most {} actions in a picture "
+        "or a trace",
+        options.steps, schedule.CountActions(), kMostKept);
+  }
   std::vector<trace::RankTotals> totals(schedule.ranks.size());
   Record record;
   record.ranks.resize(options.timeline ? schedule.ranks.size() : 0);

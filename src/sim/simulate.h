@@ -67,7 +67,8 @@ struct SimResult {
 };
 
 // Errors: kInvalidSchedule (an index out of range, or no rank can go on: the message names what
-// each waits for), kInvalidArgument (costs that do not fit the schedule).
+// each waits for), kInvalidArgument (costs that do not fit the schedule,
+// a timeline of more than 2^26 actions).
 // Cost: O(actions) per simulated step, at least 2 million actions a second on one core.
 Result<SimResult> Simulate(const schedule::Schedule& schedule, const cost::CostModel& costs,
                            const SimOptions& options = {});

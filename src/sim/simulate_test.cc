@@ -397,6 +397,34 @@ TEST(Simulate, NumbersTheMessagesOfEveryStep) {
   }
 }
 
+// A million steps cost no more than the few until the pattern repeats, and end where they would.
+TEST(Simulate, DoesNotRunWhatItKnows) {
+  for (const char* name : {"1f1b", "zb-h2", "zb-v", "decode-ring", "interleaved-zb"}) {
+    for (const bool barrier : {false, true}) {
+      SimOptions options;
+      options.barrier = barrier;
+      options.steps = 40;
+      options.timeline = true;  // has every step run
+      const SimResult run = Simulated(Make(name, 4, 9), {1, 1.2, 0.7, -1, 0.1}, options);
+      options.timeline = false;
+      const SimResult known = Simulated(Make(name, 4, 9), {1, 1.2, 0.7, -1, 0.1}, options);
+      ASSERT_EQ(known.step_end_s.size(), 40U);
+      for (size_t i = 0; i < 40; ++i)
+        EXPECT_NEAR(known.step_end_s[i], run.step_end_s[i], 1e-6) << name << i;
+      EXPECT_NEAR(known.period_s, run.period_s, 1e-9);
+      options.steps = 1'000'000;
+      const SimResult many = Simulated(Make(name, 4, 9), {1, 1.2, 0.7, -1, 0.1}, options);
+      EXPECT_NEAR(many.step_end_s.back() / (1e6 * many.period_s), 1, 1e-4) << name;
+      options.timeline = true;
+      options.steps = 10'000'000;
+      const Schedule schedule = Make(name, 4, 9);
+      const auto kept = Simulate(schedule, MakeUniformCost({}, schedule.num_stages(), 1), options);
+      ASSERT_FALSE(kept.ok());
+      EXPECT_NE(kept.error().message.find("actions in a picture"), std::string::npos);
+    }
+  }
+}
+
 TEST(Simulate, QueuesMessagesOnAnOccupiedLink) {
   const Schedule schedule = Make("forward", 2, 4);
   CostModel costs = MakeUniformCost({1, 1, 1, -1, 0}, 2, 1);
