@@ -3,6 +3,7 @@
 float64 logits from tools/kimi_reference.py, in the form of tools/make_goldens.py.
 
     python3 tools/make_kimi_goldens.py [--out tests/golden/models] [--gradients] [--check] [NAME ...]
+    python3 tools/make_kimi_goldens.py --gradient-goldens tests/golden/gradients [NAME ...]
 
 Needs torch (CPU), safetensors, numpy and gguf from PyPI; no part of any test run. With --check (and
 transformers) the reference itself is compared with transformers' float64 runs of DeepSeek-V3 and
@@ -295,6 +296,38 @@ def write(folder, model, config, with_gradients):
     (folder / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")
 
 
+def gradient_golden(models, out, model, config):
+    """Gradients of the committed folder as fingerprints, in the form of make_gradient_goldens.py."""
+    import make_gradient_goldens as form  # noqa: PLC0415
+    text = config.get("text_config", config)
+    prefix = "language_model." if "text_config" in config else ""
+    stored = safetensors.torch.load_file(models / model / "model.safetensors")
+    leaves = {k.removeprefix(prefix): v.double().requires_grad_(True) for k, v in stored.items()
+              if k.startswith(prefix) and "vision_tower" not in k and "mm_projector" not in k}
+    data = form.sequences(models / model)
+    counted = sum(len(s) - 1 for s in data)
+    total = 0.0
+    for ids in data:
+        ids = torch.tensor(ids)
+        logits = kimi_reference.Model(text, leaves).logits(ids)[:-1]
+        loss = torch.nn.functional.cross_entropy(logits, ids[1:], reduction="sum") / counted
+        loss.backward()
+        total += loss.item()
+    named = {prefix + k: np.zeros(v.shape) if v.grad is None else v.grad.numpy()
+             for k, v in leaves.items() if not k.endswith("e_score_correction_bias")}
+    golden = {
+        "generator": "tools/make_kimi_goldens.py", "model": model, "tokens": data, "loss": total,
+        # GGUF multiplies a depth read's two factors into one, whose gradients cannot be told apart.
+        "limit": 1e-4, "gguf": not text.get("attn_res_block_size"), "gradients": {
+            k: {"norm": float(f"{np.linalg.norm(v):.10g}"),
+                "projections": [float(f"{form.projection(v.size, n) @ v.ravel():.10g}")
+                                for n in range(form.PROJECTIONS)]}
+            for k, v in sorted(named.items())}}
+    text = json.dumps(golden, indent=None, separators=(",", ":"))
+    (out / f"{model}.json").write_text(text + "\n")
+    print(f"{model}: loss {total:.6f}, {len(named)} tensors")
+
+
 def check(folder, model):
     """The reference against transformers, both in float64."""
     import transformers  # noqa: PLC0415
@@ -323,13 +356,17 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--gradients", action="store_true",
                         help="also gradients.safetensors, of the short prompt's mean next-token loss")
+    parser.add_argument("--gradient-goldens", type=pathlib.Path, metavar="FOLDER",
+                        help="writes only these, of the models as committed")
     parser.add_argument("names", nargs="*")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for model, config in MODELS.items():
         if arguments.names and model not in arguments.names:
             continue
-        if not arguments.check:
+        if arguments.gradient_goldens:
+            gradient_golden(arguments.out, arguments.gradient_goldens, model, config)
+        elif not arguments.check:
             write(arguments.out / model, model, config, arguments.gradients)
         elif model != "kimi_k3":
             check(arguments.out / model, model)

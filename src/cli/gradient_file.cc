@@ -25,6 +25,11 @@ int64_t Elements(const std::vector<int64_t>& shape) {
   return elements;
 }
 
+// One number per head, in front of zeros that mean nothing and have no gradient (Kimi K3).
+bool Padded(const model::WeightTensor& tensor, const weights::StoredTensor& stored) {
+  return tensor.name.ends_with(".A_log") && stored.elements > Elements(tensor.shape);
+}
+
 // Puts one canonical tensor where the folder has it.
 Result<> Place(const model::WeightTensor& tensor, const weights::ModelFiles& files,
                const std::vector<float>* gradient, std::map<std::string, Written>& out) {
@@ -39,11 +44,14 @@ Result<> Place(const model::WeightTensor& tensor, const weights::ModelFiles& fil
       if (stored == files.tensors().end()) {
         continue;
       }
+      name = stored->name;
+      shape = stored->shape;
+      if (Padded(tensor, *stored)) {
+        break;
+      }
       PENSTOCK_TRY_ASSIGN(
           const weights::Rows rows,
           weights::RowsOf(*stored, files.path(), tensor.name, tensor.shape, place.part));
-      name = stored->name;
-      shape = stored->shape;
       begin = rows.begin * rows.columns;
       break;
     }

@@ -52,6 +52,24 @@ Result<std::optional<DType>> ParseKv(const std::string& text) {
                    "[cli.flags] --kv: got '{}', wanted auto, f32 or bf16", text);
 }
 
+// How latent attention is computed: declared for the whole run.
+Result<> ApplyLatentAttention(const std::string& mode, model::Graph& graph) {
+  if (mode != "plain" && mode != "absorbed") {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.flags] --latent-attention: got '{}', wanted plain or absorbed", mode);
+  }
+  const bool any = std::any_of(graph.ops.begin(), graph.ops.end(), [](const model::Op& op) {
+    return std::holds_alternative<model::LatentAttentionOp>(op.params);
+  });
+  if (mode == "plain" && !any) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.flags] --latent-attention: got plain, but no layer of the model has "
+                     "latent attention; leave the flag out");
+  }
+  model::SetLatentAttention(graph, mode == "absorbed");
+  return {};
+}
+
 // Under MPI every rank meets the same bad flag or file; rank 0 says it, the others only if it did
 // not. What failed while running is said at once.
 int FailOnRank(const Verb& verb, const Error& error, int rank) {
@@ -90,7 +108,8 @@ Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> chann
   if (channel != nullptr && options.stages == 0 && options.cut.empty()) {
     options.stages = channel->size();
   }
-  PENSTOCK_TRY_ASSIGN(const serve::ModelBundle bundle, serve::OpenBundle(flags.model));
+  PENSTOCK_TRY_ASSIGN(serve::ModelBundle bundle, serve::OpenBundle(flags.model));
+  PENSTOCK_TRY(ApplyLatentAttention(flags.latent_attention, bundle.model.graph));
   if (channel != nullptr && channel->rank() > 0) {
     return serve::RunWorker(bundle, options, std::move(channel));
   }
@@ -144,6 +163,11 @@ void AddModelFlags(Verb& verb, ModelFlags& flags) {
       ->TypeName("N");
   verb.AddOption("--weights", flags.weights, "auto, f32, bf16, int8 or int4")->TypeName("TYPE");
   verb.AddOption("--kv", flags.kv, "Keys and values: auto, f32 or bf16")->TypeName("TYPE");
+  verb.AddOption(
+          "--latent-attention", flags.latent_attention,
+          "Latent attention on the cached rows themselves (absorbed, the default) or on keys "
+          "and values expanded again (plain)")
+      ->TypeName("MODE");
   AddInteger(verb, "--context", flags.context,
              "Most positions of a sequence (default: the model's, at most 4096)", 1,
              int64_t{1} << 40)

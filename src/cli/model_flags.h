@@ -22,6 +22,7 @@ struct ModelFlags {
   int64_t threads = 0;
   std::string weights = "auto";
   std::string kv = "auto";
+  std::string latent_attention = "absorbed";
   int64_t context = 0;
   int64_t prefill_chunk = 0;
   std::string memory;

@@ -7,8 +7,8 @@
 //   kF32   nothing is rounded
 //   kBF16  weights and inputs are rounded to bf16 (nearest, ties to even), sums are float32
 //   kInt8  weights per output channel, inputs per token (symmetric), exact integer sums
-//   kInt4  the file's 4-bit blocks of 32 as they are (scale, and minimum where it has one), inputs
-//   in 8 bits per block of 32 columns
+//   kInt4  the file's 4-bit blocks of 32 as they are (q4_0, q4_1 with minima, mxfp4), inputs in 8
+//   bits per block of 32 columns
 // Not thread-safe: one thread calls, the device uses its own pool inside.
 
 #pragma once
@@ -190,13 +190,13 @@ class Device {
   // ---- Weights ----
 
   // Packs the rows of `parts`, one after the other, as one matrix. Reads each part by rows, a
-  // bounded piece at a time, and drops its pages. kInt4 REQUIRES parts of types q4_0 or q4_1; if
-  // any is q4_1, all are stored with minima. Errors: kOutOfMemory; those of MatrixSource::ReadRows
-  // (NaN names the tensor).
+  // bounded piece at a time, and drops its pages. kInt4 REQUIRES parts of types q4_0 or q4_1 (if
+  // any is q4_1, all are stored with minima), or all of mxfp4. Errors: kOutOfMemory; those of
+  // MatrixSource::ReadRows (NaN names the tensor).
   virtual Result<std::unique_ptr<Matrix>> LoadMatrix(std::span<const MatrixSource* const> parts,
                                                      WeightType type, MemoryAccount& account) = 0;
   // Bytes that LoadMatrix takes from the account, exactly. `source` matters for kInt4: kQ4_1 if any
-  // part is.
+  // part is, kMXFP4 if they are.
   virtual int64_t MatrixBytes(int64_t rows, int64_t columns, WeightType type,
                               DType source) const = 0;
 

@@ -17,7 +17,13 @@ uint16_t Half(int eighths, bool negative) {
                                ((bits >> 13) & 1023));
 }
 
-// Random q4_0 or q4_1 blocks in GGUF's layout.
+// E2M1.
+float E2M1(uint32_t four) {
+  constexpr float kMagnitudes[] = {0.0F, 0.5F, 1.0F, 1.5F, 2.0F, 3.0F, 4.0F, 6.0F};
+  return four < 8 ? kMagnitudes[four] : -kMagnitudes[four - 8];
+}
+
+// Random q4_0, q4_1 or mxfp4 blocks in GGUF's layout.
 class Int4Source final : public MatrixSource {
  public:
   Int4Source(DType type, int64_t rows, int64_t columns, uint64_t seed)
@@ -30,6 +36,10 @@ class Int4Source final : public MatrixSource {
     bytes_.resize(static_cast<size_t>(rows * RowBytes(type, columns)));
     size_t at = 0;
     for (int64_t b = 0; b < rows * columns / 32; ++b) {
+      if (type == DType::kMXFP4) {
+        TakeMxfp4(b, next, at);
+        continue;
+      }
       const int step = 1 + static_cast<int>(next() % 15);
       const bool negative = next() % 2 == 0;
       const float scale = static_cast<float>(negative ? -step : step) / 512.0F;
@@ -79,6 +89,19 @@ class Int4Source final : public MatrixSource {
   std::vector<std::byte>& bytes() { return bytes_; }
 
  private:
+  template <class Next>
+  void TakeMxfp4(int64_t block, const Next& next, size_t& at) {
+    const uint32_t exponent = 118 + next() % 12;
+    bytes_[at++] = static_cast<std::byte>(exponent);
+    const float scale = std::ldexp(1.0F, static_cast<int>(exponent) - 127);
+    for (size_t j = 0; j < 16; ++j) {
+      const uint32_t both = next() & 255;
+      bytes_[at++] = static_cast<std::byte>(both);
+      values_[static_cast<size_t>(block) * 32 + j] = E2M1(both & 15) * scale;
+      values_[static_cast<size_t>(block) * 32 + 16 + j] = E2M1(both >> 4) * scale;
+    }
+  }
+
   std::string name_ = "blk.0.attn_q.weight";
   DType type_;
   int64_t rows_;
@@ -119,7 +142,7 @@ struct Shape {
 const Shape kShapes[] = {{1, 32}, {40, 64}, {96, 96}, {130, 576}, {200, 2080}};
 
 TEST(Int4, AgreesWithTheDequantizedProduct) {
-  for (const DType type : {DType::kQ4_0, DType::kQ4_1}) {
+  for (const DType type : {DType::kQ4_0, DType::kQ4_1, DType::kMXFP4}) {
     for (const Shape& shape : kShapes) {
       auto device = MakeDevice(2);
       MemoryAccount account;
@@ -141,7 +164,7 @@ TEST(Int4, AgreesWithTheDequantizedProduct) {
 
 TEST(Int4, BlockSumsAreExact) {
   // One block: scale and integers decide alone, with one rounding per float operation.
-  for (const DType type : {DType::kQ4_0, DType::kQ4_1}) {
+  for (const DType type : {DType::kQ4_0, DType::kQ4_1, DType::kMXFP4}) {
     auto device = MakeDevice();
     MemoryAccount account;
     Int4Source source(type, 33, 32, 5);
@@ -166,7 +189,7 @@ TEST(Int4, BlockSumsAreExact) {
 }
 
 TEST(Int4, RowsHaveTheSameBitsForAnyNumberOfRowsAndThreads) {
-  for (const DType type : {DType::kQ4_0, DType::kQ4_1}) {
+  for (const DType type : {DType::kQ4_0, DType::kQ4_1, DType::kMXFP4}) {
     MemoryAccount account;
     Int4Source source(type, 200, 2080, 6);
     const MatrixSource* parts[] = {&source};
@@ -217,6 +240,27 @@ TEST(Int4, ANonFiniteScaleIsAnErrorThatNamesTheTensor) {
   EXPECT_EQ(matrix.error().code, ErrorCode::kCorruptData);
   EXPECT_NE(matrix.error().message.find("blk.0.attn_q.weight, row 66"), std::string::npos)
       << matrix.error().message;
+}
+
+TEST(Int4, MicroscalingRowsAreReadAsTheyAre) {
+  auto device = MakeDevice();
+  MemoryAccount account;
+  Int4Source source(DType::kMXFP4, 50, 96, 11);
+  const MatrixSource* parts[] = {&source};
+  auto matrix = device->LoadMatrix(parts, WeightType::kInt4, account);
+  ASSERT_TRUE(matrix.ok());
+  // 17 bytes per block of 32, rows padded to strips of 16.
+  EXPECT_EQ(matrix.value()->bytes(), (64 * 3 * 17 + 63) / 64 * 64);
+  Filled row(1, 96);
+  for (int32_t r = 0; r < 50; ++r) {
+    device->Embed(*matrix.value(), {&r, 1}, 1.0F, row.tensor());
+    EXPECT_TRUE(
+        std::equal(row.values().begin(), row.values().end(), source.values().begin() + r * 96));
+  }
+  source.bytes()[static_cast<size_t>(3 * RowBytes(DType::kMXFP4, 96) + 17)] = std::byte{255};
+  const auto bad = device->LoadMatrix(parts, WeightType::kInt4, account);
+  ASSERT_FALSE(bad.ok());
+  EXPECT_NE(bad.error().message.find("row 3"), std::string::npos) << bad.error().message;
 }
 
 }  // namespace

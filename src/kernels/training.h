@@ -21,6 +21,7 @@
 
 #include "base/result.h"
 #include "kernels/device.h"
+#include "kernels/training_sequence.h"
 #include "tensor/memory.h"
 #include "tensor/tensor.h"
 
@@ -158,6 +159,9 @@ class TrainingDevice {
                              Tensor dup) = 0;
   virtual void ActBackward(Activation activation, Tensor x, Tensor dy, bool accumulate,
                            Tensor dx) = 0;
+  // Gradients of Device::Situ.
+  virtual void SituBackward(const SituParams& params, Tensor gate, Tensor up, Tensor dy,
+                            bool accumulate_gate, Tensor dgate, bool accumulate_up, Tensor dup) = 0;
   // dx (+)= dy * factor: also the gradient of Add and Scale.
   virtual void ScaleInto(Tensor dy, float factor, bool accumulate, Tensor dx) = 0;
   // x is the input.
@@ -211,6 +215,30 @@ class TrainingDevice {
   virtual void AttentionBackward(const AttentionParams& params, std::span<const Segment> segments,
                                  Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout,
                                  Tensor dq, Tensor dk, Tensor dv, Tensor workspace) = 0;
+
+  // ---- Along a sequence: segments are whole sequences (keys_before 0) ----
+
+  virtual void ShortConvForward(const ConvShape& shape, std::span<const Segment> segments, Tensor x,
+                                std::span<const float> weight, Tensor out) = 0;
+  // dx (+)=.
+  virtual void ShortConvBackwardInput(const ConvShape& shape, std::span<const Segment> segments,
+                                      Tensor x, std::span<const float> weight, Tensor dy,
+                                      bool accumulate, Tensor dx) = 0;
+  // dweight accumulates the whole term.
+  virtual void ShortConvBackwardWeight(const ConvShape& shape, std::span<const Segment> segments,
+                                       Tensor x, std::span<const float> weight, Tensor dy,
+                                       std::span<float> dweight) = 0;
+
+  // For both directions with up to `rows` rows.
+  virtual int64_t TrainDeltaWorkspaceBytes(const DeltaParams& params, int64_t rows) const = 0;
+  // The chunks of Device::DeltaAttention, to the bit.
+  virtual void DeltaForward(const DeltaParams& params, std::span<const Segment> segments, Tensor q,
+                            Tensor k, Tensor v, Tensor f, Tensor b, Tensor out,
+                            Tensor workspace) = 0;
+  // Through the same chunks, states recomputed.
+  virtual void DeltaBackward(const DeltaParams& params, std::span<const Segment> segments, Tensor q,
+                             Tensor k, Tensor v, Tensor f, Tensor b, Tensor dout,
+                             const DeltaGradients& gradients, Tensor workspace) = 0;
 
   // ---- Mixture of experts ----
 

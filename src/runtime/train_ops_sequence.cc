@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels/training_sequence.h"
 #include "runtime/train_ops.h"
 
 namespace penstock::runtime {
@@ -21,8 +20,8 @@ class SituTrainOp final : public TrainOp {
   }
 
   void BackwardInput(OpFrame& f) const override {
-    kernels::TrainSituBackward(situ_, f.in[0], f.in[1], f.dout[0], f.accumulate[0] != 0, f.din[0],
-                               f.accumulate[1] != 0, f.din[1]);
+    f.device.SituBackward(situ_, f.in[0], f.in[1], f.dout[0], f.accumulate[0] != 0, f.din[0],
+                          f.accumulate[1] != 0, f.din[1]);
   }
 
  private:
@@ -43,21 +42,21 @@ class ShortConvTrainOp final : public TrainOp {
 
   void Forward(OpFrame& f) const override {
     for (size_t i = 0; i < f.in.size(); ++i) {
-      kernels::TrainConvForward(shape_, f.rows.segments, f.in[i], f.vectors[i].All<float>(),
+      f.device.ShortConvForward(shape_, f.rows.segments, f.in[i], f.vectors[i].All<float>(),
                                 f.out[i]);
     }
   }
 
   void BackwardInput(OpFrame& f) const override {
     for (size_t i = 0; i < f.in.size(); ++i) {
-      kernels::TrainConvBackwardInput(shape_, f.rows.segments, f.in[i], f.vectors[i].All<float>(),
+      f.device.ShortConvBackwardInput(shape_, f.rows.segments, f.in[i], f.vectors[i].All<float>(),
                                       f.dout[i], f.accumulate[i] != 0, f.din[i]);
     }
   }
 
   void BackwardWeight(OpFrame& f) const override {
     for (size_t i = 0; i < f.in.size(); ++i) {
-      kernels::TrainConvBackwardWeight(shape_, f.rows.segments, f.in[i], f.vectors[i].All<float>(),
+      f.device.ShortConvBackwardWeight(shape_, f.rows.segments, f.in[i], f.vectors[i].All<float>(),
                                        f.dout[i], f.gradients[i].All<float>());
     }
   }
@@ -76,9 +75,10 @@ class DeltaTrainOp final : public TrainOp {
     traits.extras = {{.from_forward = false, .read = kReadInW}};  // sums of gradients over rows
   }
 
-  int64_t WorkspaceBytes(const OpShape& shape, const kernels::TrainingDevice&) const override {
-    return 4 * std::max(kernels::TrainDeltaForwardFloats(p_.dim),
-                        kernels::TrainDeltaBackwardFloats(p_.dim, shape.rows));
+  int64_t WorkspaceBytes(const OpShape& shape,
+                         const kernels::TrainingDevice& device) const override {
+    return device.TrainDeltaWorkspaceBytes({p_.heads, p_.dim, p_.bounded, p_.lower_bound, {}, {}},
+                                           shape.rows);
   }
 
   int64_t ExtraBytes(size_t, const OpShape&, const kernels::TrainingDevice&) const override {
@@ -86,8 +86,8 @@ class DeltaTrainOp final : public TrainOp {
   }
 
   void Forward(OpFrame& f) const override {
-    kernels::TrainDeltaForward(Params(f), f.rows.segments, f.in[0], f.in[1], f.in[2], f.in[3],
-                               f.in[4], f.out[0], Scratch(f));
+    f.device.DeltaForward(Params(f), f.rows.segments, f.in[0], f.in[1], f.in[2], f.in[3], f.in[4],
+                          f.out[0], f.workspace);
   }
 
   void BackwardInput(OpFrame& f) const override {
@@ -103,8 +103,8 @@ class DeltaTrainOp final : public TrainOp {
     to.accumulate_f = f.accumulate[3] != 0;
     to.accumulate_b = f.accumulate[4] != 0;
     to.sums = HeldSums(f);
-    kernels::TrainDeltaBackward(Params(f), f.rows.segments, f.in[0], f.in[1], f.in[2], f.in[3],
-                                f.in[4], f.dout[0], to, Scratch(f));
+    f.device.DeltaBackward(Params(f), f.rows.segments, f.in[0], f.in[1], f.in[2], f.in[3], f.in[4],
+                           f.dout[0], to, f.workspace);
   }
 
   void BackwardWeight(OpFrame& f) const override {
@@ -122,10 +122,6 @@ class DeltaTrainOp final : public TrainOp {
 
   std::span<float> HeldSums(const OpFrame& f) const {
     return {reinterpret_cast<float*>(f.extras[0].Bytes().data()), static_cast<size_t>(Sums())};
-  }
-
-  static float* Scratch(const OpFrame& f) {
-    return reinterpret_cast<float*>(f.workspace.Bytes().data());
   }
 
   kernels::DeltaParams Params(const OpFrame& f) const {

@@ -13,7 +13,7 @@ constexpr std::array<std::string_view, 5> kChoices = {"auto", "f32", "bf16", "in
 constexpr int64_t kInt4Block = 32;
 
 bool FourBit(DType type) {
-  return type == DType::kQ4_0 || type == DType::kQ4_1;
+  return type == DType::kQ4_0 || type == DType::kQ4_1 || type == DType::kMXFP4;
 }
 
 WeightType TypeFor(WeightChoice choice, DType source, int64_t columns) {
@@ -46,6 +46,40 @@ std::set<int32_t> Routers(const model::Graph& graph) {
   return routers;
 }
 
+std::vector<TensorId> ExpertMatrices(const model::MoeOp& op) {
+  std::vector<TensorId> ids = op.gate;
+  ids.insert(ids.end(), op.up.begin(), op.up.end());
+  ids.insert(ids.end(), op.down.begin(), op.down.end());
+  return ids;
+}
+
+// The experts of a layer are held alike, whatever mixture a file has.
+void HoldExpertsAlike(const model::MoeOp& op, WeightChoice choice, std::vector<HeldMatrix>& held) {
+  const std::vector<TensorId> ids = ExpertMatrices(op);
+  const auto at = [&](TensorId id) -> HeldMatrix& { return held[static_cast<size_t>(id.value())]; };
+  bool same_type = true;
+  bool same_blocks = true;
+  for (const TensorId id : ids) {
+    const HeldMatrix& first = at(ids.front());
+    same_type = same_type && at(id).type == first.type;
+    same_blocks =
+        same_blocks && (at(id).source == DType::kMXFP4) == (first.source == DType::kMXFP4);
+  }
+  const bool four_bit = same_type && at(ids.front()).type == WeightType::kInt4;
+  if (same_type && (same_blocks || !four_bit)) {
+    return;
+  }
+  for (const TensorId id : ids) {
+    if (choice == WeightChoice::kAuto) {
+      at(id).type = WeightType::kBF16;
+    } else if (four_bit) {
+      at(id).source = DType::kQ4_1;  // quantized while it is loaded
+    } else {
+      at(id).type = WeightType::kInt8;
+    }
+  }
+}
+
 }  // namespace
 
 Result<WeightChoice> ParseWeightChoice(std::string_view text) {
@@ -74,6 +108,11 @@ Result<WeightRule> WeightRule::Create(const model::Graph& graph, const weights::
       }
     }
     rule.held_.push_back(held);
+  }
+  for (const model::Op& op : graph.ops) {
+    if (const auto* moe = std::get_if<model::MoeOp>(&op.params)) {
+      HoldExpertsAlike(*moe, choice, rule.held_);
+    }
   }
   return rule;
 }

@@ -1,6 +1,8 @@
 #include "train/rank_weights.h"
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
 #include <set>
 
 #include "base/json.h"
@@ -68,6 +70,52 @@ std::map<int32_t, std::vector<float>> StreamStarts(const model::Graph& graph) {
   return starts;
 }
 
+// Values of [low, high) that a function of them fills `out` with.
+void FillUniform(std::span<float> out, uint64_t key, double low, double high,
+                 const std::function<double(double)>& of) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    const auto words =
+        Philox({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32), 0, 0}, key);
+    const double unit = (static_cast<double>(words[0]) + 0.5) * 0x1p-32;
+    out[i] = static_cast<float>(of(low + (high - low) * unit));
+  }
+}
+
+// Where zeros would stop every gradient: taps of short convolutions as those of other convolutions
+// (uniform within 1 / sqrt(taps)); the decays of delta attention as flash-linear-attention 0.6
+// starts them, rates of 1 to 16 and steps of 0.001 to 0.1. A bounded decay, for which nothing is
+// published, starts with the same steps at a rate of 1.
+using Fill = std::function<void(std::span<float> out, uint64_t key)>;
+
+std::map<int32_t, Fill> SequenceStarts(const model::Graph& graph) {
+  std::map<int32_t, Fill> starts;
+  for (const model::Op& op : graph.ops) {
+    if (const auto* conv = std::get_if<model::ShortConvOp>(&op.params)) {
+      const double most = 1 / std::sqrt(static_cast<double>(conv->taps));
+      for (const TensorId id : conv->weights) {
+        starts[id.value()] = [most](std::span<float> out, uint64_t key) {
+          FillUniform(out, key, -most, most, [](double x) { return x; });
+        };
+      }
+    }
+    if (const auto* delta = std::get_if<model::DeltaAttentionOp>(&op.params)) {
+      const bool bounded = delta->bounded;
+      const double bound = -static_cast<double>(delta->lower_bound);
+      starts[delta->a_log.value()] = [bounded](std::span<float> out, uint64_t key) {
+        FillUniform(out, key, 1, bounded ? 1 : 16, [](double x) { return std::log(x); });
+      };
+      starts[delta->dt_bias.value()] = [=](std::span<float> out, uint64_t key) {
+        FillUniform(out, key, std::log(0.001), std::log(0.1), [=](double log_step) {
+          const double step = std::exp(log_step);
+          const double share = step / bound;
+          return bounded ? std::log(share / (1 - share)) : std::log(std::expm1(step));
+        });
+      };
+    }
+  }
+  return starts;
+}
+
 void FillNormal(std::span<float> out, uint64_t key, float deviation) {
   for (size_t i = 0; i < out.size(); i += 4) {
     const auto words =
@@ -115,6 +163,7 @@ std::string OptimizerFile(const TrainSetup& setup, int32_t channel_rank) {
 void FillRandom(const TrainSetup& setup, runtime::TrainRank& rank) {
   const auto starts = NormStarts(setup.model.graph);
   const auto streams = StreamStarts(setup.model.graph);
+  const auto sequences = SequenceStarts(setup.model.graph);
   const JsonReader config(setup.model_config, setup.model_source);
   const auto given = config.NumberOr("initializer_range", kDefaultRange, 0, 10);
   const auto deviation = static_cast<float>(given.ok() ? given.value() : kDefaultRange);
@@ -122,6 +171,10 @@ void FillRandom(const TrainSetup& setup, runtime::TrainRank& rank) {
     const std::span<float> values = Tensor(parameter.master).All<float>();
     if (const auto stream = streams.find(parameter.id.value()); stream != streams.end()) {
       std::ranges::copy(stream->second, values.begin());
+      continue;
+    }
+    if (const auto fill = sequences.find(parameter.id.value()); fill != sequences.end()) {
+      fill->second(values, NameKey(setup.config.model.seed, parameter.name));
       continue;
     }
     if (setup.model.graph.tensor(parameter.id).role != model::TensorRole::kVector) {

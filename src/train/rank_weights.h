@@ -11,7 +11,8 @@
 namespace penstock::train {
 
 // Random start: matrices and embeddings normal with the configuration's `initializer_range` (0.02),
-// norms 1 (0 where 1 is added), coefficients of residual streams as published, all other vectors 0.
+// norms 1 (0 where 1 is added), coefficients of residual streams, short convolutions and decays as published,
+// all other vectors 0.
 // Each element is a function of the seed, the tensor's name and its place.
 void FillRandom(const TrainSetup& setup, runtime::TrainRank& rank);
 

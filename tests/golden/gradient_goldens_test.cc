@@ -21,7 +21,7 @@
 namespace penstock::testing {
 namespace {
 
-// Of the L2 norm of a gradient's error to that of the gradient.
+// Of the L2 norm of a gradient's error to that of the gradient, unless the golden says otherwise.
 constexpr double kLimit = 1e-5;
 
 const std::string kTests = std::string(PENSTOCK_SOURCE_DIR) + "/tests/golden/";
@@ -42,7 +42,8 @@ std::vector<Source> Sources() {
     const std::string name = entry.path().stem().string();
     out.push_back({name, kTests + "models/" + name, entry.path().string()});
     const std::string twin = kTests + "models/gguf/" + name + ".gguf";
-    if (FileExists(twin)) {
+    auto golden = ReadJsonFile(entry.path().string());
+    if (FileExists(twin) && golden.ok() && golden.value().value("gguf", true)) {
       out.push_back({name + "_gguf", twin, entry.path().string()});
     }
   }
@@ -129,10 +130,12 @@ TEST_P(GradientGoldens, GradientsInFloat32AgreeWithFloat64) {
   ASSERT_EQ(done.status, 0) << Describe(arguments) << "\n" << done.err;
   auto said = ParseJson(done.out, "standard output");
   ASSERT_TRUE(said.ok()) << said.error().message;
-  EXPECT_NEAR(said.value()["loss"].get<double>(), golden.value()["loss"].get<double>(), 2e-5);
+  const double loss = golden.value()["loss"].get<double>();
+  EXPECT_NEAR(said.value()["loss"].get<double>(), loss, std::max(2e-5, 1e-5 * loss));
   const auto gradients = ReadGradients(path);
   const Json& wanted = golden.value()["gradients"];
   EXPECT_EQ(gradients.size(), wanted.size());
+  const double limit = golden.value().value("limit", kLimit);
   double worst = 0;
   for (const auto& [name, fingerprint] : wanted.items()) {
     const auto it = gradients.find(name);
@@ -146,7 +149,7 @@ TEST_P(GradientGoldens, GradientsInFloat32AgreeWithFloat64) {
     }
     const double norm = fingerprint["norm"].get<double>();
     const double error = std::sqrt(squares / static_cast<double>(number));
-    EXPECT_LT(error, kLimit * norm) << name << ", norm " << norm;
+    EXPECT_LE(error, limit * norm) << name << ", norm " << norm;
     worst = norm > 0 ? std::max(worst, error / norm) : worst;
   }
   RecordProperty("worst_relative_error", std::to_string(worst));

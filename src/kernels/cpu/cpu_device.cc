@@ -78,7 +78,10 @@ Result<std::unique_ptr<Matrix>> CpuDevice::LoadMatrix(std::span<const MatrixSour
 }
 
 int64_t CpuDevice::MatrixBytes(int64_t rows, int64_t columns, WeightType type, DType source) const {
-  return PackedShape{rows, columns, type, source == DType::kQ4_1}.bytes();
+  const bool int4 = type == WeightType::kInt4;
+  return PackedShape{rows, columns, type, int4 && source == DType::kQ4_1,
+                     int4 && source == DType::kMXFP4}
+      .bytes();
 }
 
 void CpuDevice::Embed(const Matrix& table, std::span<const int32_t> ids, float scale, Tensor out) {
@@ -130,6 +133,9 @@ GemmFunction CpuDevice::PrepareActivations(const PackedMatrix& matrix,
       OverRows(x, 1, [&](RowRange range) {
         QuantizeRowsInt4(x, matrix.shape().minima, layout, a, range);
       });
+      if (matrix.shape().mx) {
+        return kernels_.int4_mx;
+      }
       return matrix.shape().minima ? kernels_.int4_min : kernels_.int4;
   }
   return nullptr;

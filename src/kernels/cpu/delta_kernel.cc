@@ -18,15 +18,15 @@ namespace penstock::kernels {
 namespace HWY_NAMESPACE {
 
 #include "kernels/cpu/math_inl.h"
+// After math_inl.h.
+#include "kernels/cpu/delta_inl.h"
 
 // With 512 bits there are registers for more rows at a time.
 inline constexpr int kPairRows = HWY_TARGET == HWY_AVX3 ? 2 : 1;
 inline constexpr int kVectors = HWY_TARGET == HWY_AVX3 ? 4 : 4;
 
 // The working set of one head and chunk. Rows are `padded` floats, the rest of a row is zero.
-struct Work {
-  int64_t dim;
-  int64_t padded;
+struct Work : RowShape {
   float* state;      // [dim, padded]
   float* keys;       // [chunk, padded]
   float* updates;    // [chunk, padded]
@@ -38,50 +38,6 @@ struct Work {
   float* q_state;    // [chunk, padded]
   float* row;        // [padded]
 };
-
-HWY_INLINE VF LoadFirst(DF d, const float* p, int64_t n) {
-  return hn::MaskedLoad(hn::FirstN(d, static_cast<size_t>(n)), d, p);
-}
-
-// to[0, padded) = x / sqrt(sum x^2 + 1e-6) * factor
-HWY_INLINE void Normalize(const Work& w, const float* x, float factor, float* to) {
-  const DF d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  VF sum = hn::Zero(d);
-  for (int64_t c = 0; c < w.padded; c += lanes) {
-    const VF value = LoadFirst(d, x + c, std::clamp<int64_t>(w.dim - c, 0, lanes));
-    sum = hn::MulAdd(value, value, sum);
-    hn::StoreU(value, d, to + c);
-  }
-  const VF scale = hn::Set(d, factor / std::sqrt(hn::GetLane(hn::SumOfLanes(d, sum)) + 1e-6F));
-  for (int64_t c = 0; c < w.padded; c += lanes) {
-    hn::StoreU(hn::Mul(hn::LoadU(d, to + c), scale), d, to + c);
-  }
-}
-
-// decay = before + g of one row; `before` null: zero.
-HWY_INLINE void AddDecay(const Work& w, const DeltaParams& params, int64_t head, const float* f,
-                         const float* before, float* decay) {
-  const DF d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const VF a = hn::Set(d, std::exp(params.a_log.Row<float>(0)[static_cast<size_t>(head)]));
-  const float* bias = params.dt_bias.Row<float>(0).data() + head * w.dim;
-  const VF zero = hn::Zero(d);
-  for (int64_t c = 0; c < w.padded; c += lanes) {
-    const int64_t n = std::clamp<int64_t>(w.dim - c, 0, lanes);
-    const VF z = hn::Add(LoadFirst(d, f + c, n), LoadFirst(d, bias + c, n));
-    VF g;
-    if (params.bounded) {
-      g = hn::Mul(hn::Set(d, params.lower_bound), Sigmoid(d, hn::Mul(a, z)));
-    } else {
-      const VF tail = hn::Log1p(d, Exp(d, hn::Neg(hn::Abs(z))));
-      g = hn::Neg(hn::Mul(a, hn::Add(hn::Max(z, zero), tail)));
-    }
-    g = hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(n)), g);
-    const VF sum = before == nullptr ? g : hn::Add(hn::LoadU(d, before + c), g);
-    hn::StoreU(sum, d, decay + c);
-  }
-}
 
 // k_state[r] = k_decayed[r]^T S and q_state[r] likewise for kRows rows, columns [c, c + kVectors
 // vectors), ascending keys.
@@ -199,7 +155,7 @@ HWY_INLINE void FinishRow(const Work& w, int64_t i, const float* v, float beta, 
   float* update = w.updates + i * w.padded;
   float* result = w.row;
   for (int64_t c = 0; c < w.padded; c += lanes) {
-    const VF value = LoadFirst(d, v + c, std::clamp<int64_t>(w.dim - c, 0, lanes));
+    const VF value = LoadFirst(d, v + c, Filled(w, c));
     hn::StoreU(hn::Sub(value, hn::LoadU(d, w.k_state + i * w.padded + c)), d, update + c);
     hn::StoreU(hn::LoadU(d, w.q_state + i * w.padded + c), d, result + c);
   }
@@ -249,8 +205,7 @@ HWY_INLINE void Fold(const Work& w) {
 
 Work MakeWork(const DeltaHead& head, float* scratch) {
   Work w;
-  w.dim = head.params->dim;
-  w.padded = (w.dim + 15) / 16 * 16;
+  static_cast<RowShape&>(w) = ShapeOf(head.params->dim);
   const int64_t rows = kDeltaChunk * w.padded;
   w.state = head.state;
   w.keys = w.state + w.dim * w.padded;

@@ -10,6 +10,8 @@
 //   int4  a group is 32 columns: first, per strip, 4 x 64 bytes: byte [i][lane * 4 + j] holds
 //         column 4 i + j in the low and column 16 + 4 i + j in the high 4 bits; then, per strip,
 //         16 f16 scales; then, if the type has them, per strip 16 f16 minima   288 or 320
+//         Microscaling (MXFP4): 4 bits are an E2M1 number, and instead of scales per strip 16
+//         E8M0 exponents of 8 bits                                             272
 // Rows and columns beyond the matrix are zero. The layout is also that of AMX's B tiles (16 groups
 // of a strip are a tile).
 //
@@ -43,6 +45,19 @@ inline constexpr int64_t kInt4BlockGroups = 48;
 // Bytes of the activations of one int4 block: 32 int8, a float scale, and a word that is the sum
 // of the integers times -8 (scale only) or their float sum times the scale (with minima).
 inline constexpr int64_t kInt4ActivationBytes = 40;
+// Twice the E2M1 number of each 4 bits, plus 12, so that none is below zero: 0, 0.5, 1, 1.5, 2, 3,
+// 4, 6 and their negatives (OCP Microscaling Formats, version 1.0).
+inline constexpr uint8_t kTwiceE2M1Plus12[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                 12, 11, 10, 9,  8,  6,  4,  0};
+inline constexpr int32_t kE2M1Offset = 12;
+
+// What int4 blocks have beside their digits.
+enum class Int4Scales { kOnly, kMinima, kMx };
+
+// -12 times the sum of integers of which `word` is -8 times: what E2M1's offset adds too much.
+inline int32_t MxOffset(int32_t word) {
+  return word / 2 * 3;
+}
 
 // Activations lie in blocks of groups, so that what a pass over the rows touches is contiguous: row
 // r of block b begins at a + b * block_stride + r * row_stride.
@@ -78,6 +93,7 @@ struct GemmKernels {
   GemmFunction int8;
   GemmFunction int4;      // scales
   GemmFunction int4_min;  // scales and minima
+  GemmFunction int4_mx;   // MXFP4
   bool int8_offset;       // int8 activations are stored as unsigned, plus 128
   bool bf16_as_f32;       // bf16 activations are stored as rounded float32
 };

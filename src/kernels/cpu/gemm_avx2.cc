@@ -205,8 +205,8 @@ struct OpInt8 {
 };
 
 // 4-bit weights are unsigned and below 16, so 8 pairs of products fit 16 bits: 8 x 2 x 15 x 127 =
-// 30,480.
-template <bool kMinima>
+// 30,480. Those of MXFP4 are at most 24, and 4 pairs do: 4 x 2 x 24 x 127 = 24,384.
+template <Int4Scales kScales>
 struct OpInt4 : FloatSums {
   struct W {
     __m256i q[8][2];
@@ -215,7 +215,9 @@ struct OpInt4 : FloatSums {
   };
 
   using A = const std::byte*;
-  static constexpr int64_t kWordBytes = kMinima ? 320 : 288;
+  static constexpr bool kMinima = kScales == Int4Scales::kMinima;
+  static constexpr bool kMx = kScales == Int4Scales::kMx;
+  static constexpr int64_t kWordBytes = kMx ? 272 : kMinima ? 320 : 288;
   static constexpr int64_t kActivationBytes = kInt4ActivationBytes;
   static constexpr bool kStripOuter = true;
   static constexpr bool kFewRegisters = true;
@@ -226,6 +228,34 @@ struct OpInt4 : FloatSums {
     return {{_mm256_cvtph_ps(_mm_loadu_si128(words)), _mm256_cvtph_ps(_mm_loadu_si128(words + 1))}};
   }
 
+  // Half of the powers of two that E8M0 bytes name: the digits are doubled.
+  static F Exponents(const std::byte* p) {
+    F out;
+    PENSTOCK_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + h * 8));
+      const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23);
+      out.v[h] = _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0.5F));
+    }
+    return out;
+  }
+
+  static F Scales(const std::byte* group, int64_t strip, int64_t width) {
+    if constexpr (kMx) {
+      return Exponents(group + width * 256 + strip * kStrip);
+    }
+    return Halves(group + width * 256 + strip * 32);
+  }
+
+  static __m256i Digits(__m256i q) {
+    if constexpr (kMx) {
+      return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(
+                                     reinterpret_cast<const __m128i*>(kTwiceE2M1Plus12))),
+                                 q);
+    }
+    return q;
+  }
+
   static W LoadW(const std::byte* group, int64_t strip, int64_t width) {
     W w;
     const __m256i low = _mm256_set1_epi8(15);
@@ -234,11 +264,11 @@ struct OpInt4 : FloatSums {
       PENSTOCK_UNROLL
       for (int h = 0; h < 2; ++h) {
         const __m256i q = LoadInts(group + strip * 256 + i * 64 + h * 32);
-        w.q[i][h] = _mm256_and_si256(q, low);
-        w.q[4 + i][h] = _mm256_and_si256(_mm256_srli_epi16(q, 4), low);
+        w.q[i][h] = Digits(_mm256_and_si256(q, low));
+        w.q[4 + i][h] = Digits(_mm256_and_si256(_mm256_srli_epi16(q, 4), low));
       }
     }
-    w.scale = Halves(group + width * 256 + strip * 32);
+    w.scale = Scales(group, strip, width);
     if constexpr (kMinima) {
       w.minimum = Halves(group + width * 288 + strip * 32);
     }
@@ -248,10 +278,16 @@ struct OpInt4 : FloatSums {
   static A LoadA(const std::byte* a) { return a; }
 
   // Half h of a strip: the sum of a block's products becomes part of the output.
-  static void Add(Acc& acc, int h, __m256i pairs, A a, const F& scale, const F& minimum) {
-    __m256i sum = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+  static void Add(Acc& acc, int h, __m256i pairs, __m256i more, A a, const F& scale,
+                  const F& minimum) {
+    const __m256i one = _mm256_set1_epi16(1);
+    __m256i sum = _mm256_madd_epi16(pairs, one);
+    if constexpr (kMx) {
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(more, one));
+    }
     if constexpr (!kMinima) {
-      sum = _mm256_add_epi32(sum, _mm256_set1_epi32(Word(a + 36)));
+      const int32_t word = Word(a + 36);
+      sum = _mm256_add_epi32(sum, _mm256_set1_epi32(kMx ? MxOffset(word) : word));
     }
     acc.v[h] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum),
                                _mm256_mul_ps(BroadcastFloat(a + 32), scale.v[h]), acc.v[h]);
@@ -268,18 +304,23 @@ struct OpInt4 : FloatSums {
     PENSTOCK_UNROLL
     for (int h = 0; h < 2; ++h) {
       __m256i pairs = _mm256_setzero_si256();
+      __m256i more = pairs;
       PENSTOCK_UNROLL
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < 4; ++i) {
         pairs = _mm256_add_epi16(pairs, Products(w.q[i][h], a, i));
+        more = _mm256_add_epi16(more, Products(w.q[4 + i][h], a, 4 + i));
       }
-      Add(acc, h, pairs, a, w.scale, w.minimum);
+      if constexpr (!kMx) {
+        pairs = _mm256_add_epi16(pairs, more);
+      }
+      Add(acc, h, pairs, more, a, w.scale, w.minimum);
     }
   }
 
   // One row: each word is unpacked, used and forgotten. Integers, so the order of the sum is free.
   static void DotOnce(Acc& acc, A a, const std::byte* group, int64_t strip, int64_t width) {
     const __m256i low = _mm256_set1_epi8(15);
-    const F scale = Halves(group + width * 256 + strip * 32);
+    const F scale = Scales(group, strip, width);
     F minimum{};
     if constexpr (kMinima) {
       minimum = Halves(group + width * 288 + strip * 32);
@@ -287,14 +328,17 @@ struct OpInt4 : FloatSums {
     PENSTOCK_UNROLL
     for (int h = 0; h < 2; ++h) {
       __m256i pairs = _mm256_setzero_si256();
+      __m256i more = pairs;
       PENSTOCK_UNROLL
       for (int i = 0; i < 4; ++i) {
         const __m256i q = LoadInts(group + strip * 256 + i * 64 + h * 32);
-        pairs = _mm256_add_epi16(pairs, Products(_mm256_and_si256(q, low), a, i));
-        pairs = _mm256_add_epi16(
-            pairs, Products(_mm256_and_si256(_mm256_srli_epi16(q, 4), low), a, 4 + i));
+        const __m256i first = Digits(_mm256_and_si256(q, low));
+        const __m256i second = Digits(_mm256_and_si256(_mm256_srli_epi16(q, 4), low));
+        pairs = _mm256_add_epi16(pairs, Products(first, a, i));
+        __m256i& to = kMx ? more : pairs;
+        to = _mm256_add_epi16(to, Products(second, a, 4 + i));
       }
-      Add(acc, h, pairs, a, scale, minimum);
+      Add(acc, h, pairs, more, a, scale, minimum);
     }
   }
 };
@@ -309,8 +353,9 @@ const GemmKernels& GemmKernelsAvx2() {
       avx2::Gemm<avx2::OpF32>,
       avx2::Gemm<avx2::OpBf16>,
       avx2::Gemm<avx2::OpInt8>,
-      avx2::Gemm<avx2::OpInt4<false>>,
-      avx2::Gemm<avx2::OpInt4<true>>,
+      avx2::Gemm<avx2::OpInt4<Int4Scales::kOnly>>,
+      avx2::Gemm<avx2::OpInt4<Int4Scales::kMinima>>,
+      avx2::Gemm<avx2::OpInt4<Int4Scales::kMx>>,
       false,
       true,
   };

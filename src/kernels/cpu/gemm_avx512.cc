@@ -156,7 +156,7 @@ struct OpInt8 {
   }
 };
 
-template <bool kMinima>
+template <Int4Scales kScales>
 struct OpInt4 : FloatSums {
   struct W {
     __m512i q[8];
@@ -165,7 +165,9 @@ struct OpInt4 : FloatSums {
   };
 
   using A = const std::byte*;
-  static constexpr int64_t kWordBytes = kMinima ? 320 : 288;
+  static constexpr bool kMinima = kScales == Int4Scales::kMinima;
+  static constexpr bool kMx = kScales == Int4Scales::kMx;
+  static constexpr int64_t kWordBytes = kMx ? 272 : kMinima ? 320 : 288;
   static constexpr int64_t kActivationBytes = kInt4ActivationBytes;
   static constexpr bool kStripOuter = true;
   static constexpr bool kFewRegisters = false;
@@ -175,16 +177,33 @@ struct OpInt4 : FloatSums {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }
 
+  // Half of the power of two that an E8M0 byte names: the digits are doubled.
+  static __m512 Exponents(const std::byte* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23);
+    return _mm512_mul_ps(_mm512_castsi512_ps(bits), _mm512_set1_ps(0.5F));
+  }
+
+  static __m512i Digits(__m512i q) {
+    if constexpr (kMx) {
+      return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(
+                                     reinterpret_cast<const __m128i*>(kTwiceE2M1Plus12))),
+                                 q);
+    }
+    return q;
+  }
+
   static W LoadW(const std::byte* group, int64_t strip, int64_t width) {
     W w;
     const __m512i low = _mm512_set1_epi8(15);
     PENSTOCK_UNROLL
     for (int i = 0; i < 4; ++i) {
       const __m512i q = _mm512_loadu_si512(group + strip * 256 + i * 64);
-      w.q[i] = _mm512_and_si512(q, low);
-      w.q[4 + i] = _mm512_and_si512(_mm512_srli_epi16(q, 4), low);
+      w.q[i] = Digits(_mm512_and_si512(q, low));
+      w.q[4 + i] = Digits(_mm512_and_si512(_mm512_srli_epi16(q, 4), low));
     }
-    w.scale = Halves(group + width * 256 + strip * 32);
+    w.scale = kMx ? Exponents(group + width * 256 + strip * kStrip)
+                  : Halves(group + width * 256 + strip * 32);
     if constexpr (kMinima) {
       w.minimum = Halves(group + width * 288 + strip * 32);
     }
@@ -194,7 +213,8 @@ struct OpInt4 : FloatSums {
   static A LoadA(const std::byte* a) { return a; }
 
   static void Dot(Acc& acc, A a, const W& w) {
-    __m512i sum = kMinima ? _mm512_setzero_si512() : _mm512_set1_epi32(Word(a + 36));
+    __m512i sum = kMinima ? _mm512_setzero_si512()
+                          : _mm512_set1_epi32(kMx ? MxOffset(Word(a + 36)) : Word(a + 36));
     PENSTOCK_UNROLL
     for (int i = 0; i < 8; ++i) {
       sum = _mm512_dpbusd_epi32(sum, w.q[i], _mm512_set1_epi32(Word(a + 4 * i)));
@@ -218,8 +238,9 @@ const GemmKernels& GemmKernelsAvx512() {
       avx512::Gemm<avx512::OpF32>,
       avx512::Gemm<avx512::OpBf16>,
       avx512::Gemm<avx512::OpInt8>,
-      avx512::Gemm<avx512::OpInt4<false>>,
-      avx512::Gemm<avx512::OpInt4<true>>,
+      avx512::Gemm<avx512::OpInt4<Int4Scales::kOnly>>,
+      avx512::Gemm<avx512::OpInt4<Int4Scales::kMinima>>,
+      avx512::Gemm<avx512::OpInt4<Int4Scales::kMx>>,
       true,
       false,
   };
@@ -231,8 +252,9 @@ const GemmKernels& GemmKernelsAvx512Vnni() {
       avx512::Gemm<avx512::OpF32>,
       avx512::Gemm<avx512::OpWideBf16>,
       avx512::Gemm<avx512::OpInt8>,
-      avx512::Gemm<avx512::OpInt4<false>>,
-      avx512::Gemm<avx512::OpInt4<true>>,
+      avx512::Gemm<avx512::OpInt4<Int4Scales::kOnly>>,
+      avx512::Gemm<avx512::OpInt4<Int4Scales::kMinima>>,
+      avx512::Gemm<avx512::OpInt4<Int4Scales::kMx>>,
       true,
       true,
   };

@@ -113,11 +113,11 @@ RowExtras EncodeRow(WeightType type, std::span<const float> row, std::byte* out)
   return extras;
 }
 
-Error CorruptScale(const PartRow& at) {
+Error CorruptScale(const MatrixSource& part, int64_t row) {
   return MakeError(ErrorCode::kCorruptData,
                    "[kernels.load_matrix] tensor {}, row {}: a block's scale or minimum is NaN or "
                    "infinite, wanted finite numbers",
-                   at.part->name(), at.row);
+                   part.name(), row);
 }
 
 }  // namespace
@@ -139,6 +139,9 @@ int64_t PackedShape::group_columns() const {
 int64_t PackedShape::word_bytes() const {
   if (type != WeightType::kInt4) {
     return 64;
+  }
+  if (mx) {
+    return 272;
   }
   return minima ? 320 : 288;
 }
@@ -182,10 +185,13 @@ Result<std::unique_ptr<PackedMatrix>> PackedMatrix::Load(std::span<const MatrixS
     PENSTOCK_CHECK(part->columns() == shape.columns, "parts have the same columns");
     shape.rows += part->rows();
     if (type == WeightType::kInt4) {
-      PENSTOCK_CHECK(part->type() == DType::kQ4_0 || part->type() == DType::kQ4_1,
-                     "4-bit matrices come from q4_0 or q4_1");
+      const bool mx = part->type() == DType::kMXFP4;
+      PENSTOCK_CHECK(mx || part->type() == DType::kQ4_0 || part->type() == DType::kQ4_1,
+                     "4-bit matrices come from q4_0, q4_1 or mxfp4");
       PENSTOCK_CHECK(shape.columns % kInt4Block == 0, "rows are whole blocks");
+      PENSTOCK_CHECK(part == parts[0] || mx == shape.mx, "mxfp4 stands alone");
       shape.minima = shape.minima || part->type() == DType::kQ4_1;
+      shape.mx = mx;
     }
   }
 
@@ -248,43 +254,70 @@ Result<> PackedMatrix::PackStrip(std::span<const MatrixSource* const> parts, int
   return {};
 }
 
+// A block as a strip holds it.
+struct PackedMatrix::Int4Block {
+  std::byte digits[16] = {};
+  uint16_t scale = 0;    // f16, or E8M0
+  uint16_t minimum = 0;  // f16
+};
+
+// Takes one block off `at`, which moves behind it.
+Result<PackedMatrix::Int4Block> PackedMatrix::TakeBlock(const MatrixSource& part, int64_t row,
+                                                        const std::byte*& at) const {
+  Int4Block block;
+  if (shape_.mx) {
+    block.scale = static_cast<uint16_t>(*at);
+    if (block.scale == 255) {
+      return CorruptScale(part, row);
+    }
+    at += 1;
+  } else {
+    const bool has_minimum = part.type() == DType::kQ4_1;
+    std::memcpy(&block.scale, at, 2);
+    if (has_minimum) {
+      std::memcpy(&block.minimum, at + 2, 2);
+    } else if (shape_.minima) {
+      // A part with scales only beside one with minima: 8 steps below zero is its minimum.
+      const std::optional<uint16_t> shifted = TimesMinusEight(block.scale);
+      if (!shifted.has_value()) {
+        return CorruptScale(part, row);
+      }
+      block.minimum = *shifted;
+    }
+    if (!HalfIsFinite(block.scale) || !HalfIsFinite(block.minimum)) {
+      return CorruptScale(part, row);
+    }
+    at += has_minimum ? 4 : 2;
+  }
+  std::memcpy(block.digits, at, 16);
+  at += 16;
+  return block;
+}
+
 Result<> PackedMatrix::PackInt4Strip(std::span<const MatrixSource* const> parts, int64_t strip) {
   const StripPlace place = Place(strip);
   for (int64_t lane = 0; lane < kStrip; ++lane) {
     const int64_t r = strip * kStrip + lane;
     const PartRow at = r < shape_.rows ? Locate(parts, r) : PartRow{};
-    const std::byte* block = at.part == nullptr ? nullptr : at.part->RawRow(at.row).data();
-    const bool has_minimum = at.part != nullptr && at.part->type() == DType::kQ4_1;
+    const std::byte* next = at.part == nullptr ? nullptr : at.part->RawRow(at.row).data();
     std::byte* out = buffer_.data() + place.first;
     for (int64_t g = 0; g < shape_.groups(); ++g, out += place.group_stride) {
-      uint16_t scale = 0;
-      uint16_t minimum = 0;
-      std::byte digits[16] = {};
-      if (block != nullptr) {
-        std::memcpy(&scale, block, 2);
-        const int64_t header = has_minimum ? 4 : 2;
-        if (has_minimum) {
-          std::memcpy(&minimum, block + 2, 2);
-        } else if (shape_.minima) {
-          // A part with scales only beside one with minima: 8 steps below zero is its minimum.
-          const std::optional<uint16_t> shifted = TimesMinusEight(scale);
-          if (!shifted.has_value()) {
-            return CorruptScale(at);
-          }
-          minimum = *shifted;
-        }
-        if (!HalfIsFinite(scale) || !HalfIsFinite(minimum)) {
-          return CorruptScale(at);
-        }
-        std::memcpy(digits, block + header, 16);
-        block += header + 16;
+      Int4Block block;
+      if (next != nullptr) {
+        PENSTOCK_TRY_ASSIGN(block, TakeBlock(*at.part, at.row, next));
       }
       for (int64_t i = 0; i < 4; ++i) {
-        std::memcpy(out + place.strip_in_panel * 256 + i * 64 + lane * 4, digits + 4 * i, 4);
+        std::memcpy(out + place.strip_in_panel * 256 + i * 64 + lane * 4, block.digits + 4 * i, 4);
       }
-      std::memcpy(out + place.width * 256 + place.strip_in_panel * 32 + lane * 2, &scale, 2);
+      std::byte* scales = out + place.width * 256;
+      if (shape_.mx) {
+        scales[place.strip_in_panel * kStrip + lane] = static_cast<std::byte>(block.scale);
+        continue;
+      }
+      std::memcpy(scales + place.strip_in_panel * 32 + lane * 2, &block.scale, 2);
       if (shape_.minima) {
-        std::memcpy(out + place.width * 288 + place.strip_in_panel * 32 + lane * 2, &minimum, 2);
+        std::memcpy(out + place.width * 288 + place.strip_in_panel * 32 + lane * 2, &block.minimum,
+                    2);
       }
     }
   }
@@ -317,20 +350,31 @@ void PackedMatrix::DequantizeRow(int64_t row, float scale, std::span<float> out)
     return;
   }
   for (int64_t c = 0; c < columns; c += kInt4Block, group += place.group_stride) {
-    uint16_t half = 0;
-    std::memcpy(&half, group + place.width * 256 + place.strip_in_panel * 32 + lane * 2, 2);
-    const float step = FromHalf(half);
-    float minimum = -8.0F * step;
-    if (shape_.minima) {
-      std::memcpy(&half, group + place.width * 288 + place.strip_in_panel * 32 + lane * 2, 2);
-      minimum = FromHalf(half);
+    float step = 0;
+    float minimum = 0;
+    if (shape_.mx) {
+      const auto exponent =
+          static_cast<uint32_t>(group[place.width * 256 + place.strip_in_panel * kStrip + lane]);
+      step = 0.5F * std::bit_cast<float>(exponent << 23);
+      minimum = -static_cast<float>(kE2M1Offset) * step;
+    } else {
+      uint16_t half = 0;
+      std::memcpy(&half, group + place.width * 256 + place.strip_in_panel * 32 + lane * 2, 2);
+      step = FromHalf(half);
+      minimum = -8.0F * step;
+      if (shape_.minima) {
+        std::memcpy(&half, group + place.width * 288 + place.strip_in_panel * 32 + lane * 2, 2);
+        minimum = FromHalf(half);
+      }
     }
+    const auto digit = [this](uint32_t four) {
+      return static_cast<float>(shape_.mx ? kTwiceE2M1Plus12[four] : four);
+    };
     const std::byte* digits = group + place.strip_in_panel * 256 + lane * 4;
     for (int64_t j = 0; j < 16; ++j) {
       const auto both = static_cast<uint32_t>(digits[j / 4 * 64 + j % 4]);
-      out[static_cast<size_t>(c + j)] = (static_cast<float>(both & 15) * step + minimum) * scale;
-      out[static_cast<size_t>(c + 16 + j)] =
-          (static_cast<float>(both >> 4) * step + minimum) * scale;
+      out[static_cast<size_t>(c + j)] = (digit(both & 15) * step + minimum) * scale;
+      out[static_cast<size_t>(c + 16 + j)] = (digit(both >> 4) * step + minimum) * scale;
     }
   }
 }

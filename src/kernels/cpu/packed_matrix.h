@@ -19,6 +19,7 @@ struct PackedShape {
   int64_t columns = 0;
   WeightType type = WeightType::kF32;
   bool minima = false;  // kInt4 only
+  bool mx = false;      // kInt4 only: MXFP4
 
   int64_t strips() const { return (rows + kStrip - 1) / kStrip; }
 
@@ -71,6 +72,8 @@ class PackedMatrix final : public Matrix {
 
   Result<> PackStrip(std::span<const MatrixSource* const> parts, int64_t strip);
   Result<> PackInt4Strip(std::span<const MatrixSource* const> parts, int64_t strip);
+  struct Int4Block;
+  Result<Int4Block> TakeBlock(const MatrixSource& part, int64_t row, const std::byte*& at) const;
 
   PackedShape shape_;
   Buffer buffer_;

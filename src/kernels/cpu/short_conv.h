@@ -16,7 +16,7 @@ struct ConvRows {
   int64_t taps = 0;
   Activation activation = Activation::kSilu;
   const float* weights = nullptr;  // [width, taps]
-  float* tail = nullptr;           // [taps - 1, width]
+  float* tail = nullptr;           // [taps - 1, width]; null (and fresh): none is kept
   bool fresh = false;              // the tail counts as zeros
 };
 

@@ -50,6 +50,8 @@ class CpuTraining final : public TrainingDevice {
   void GatedBackward(Activation activation, Tensor gate, Tensor up, Tensor dy, bool accumulate_gate,
                      Tensor dgate, bool accumulate_up, Tensor dup) override;
   void ActBackward(Activation activation, Tensor x, Tensor dy, bool accumulate, Tensor dx) override;
+  void SituBackward(const SituParams& params, Tensor gate, Tensor up, Tensor dy,
+                    bool accumulate_gate, Tensor dgate, bool accumulate_up, Tensor dup) override;
   void ScaleInto(Tensor dy, float factor, bool accumulate, Tensor dx) override;
   void SoftCapBackward(Tensor x, float cap, Tensor dy, bool accumulate, Tensor dx) override;
   void ScatterAddRows(Tensor dy, std::span<const int32_t> rows, Tensor dx) override;
@@ -80,6 +82,21 @@ class CpuTraining final : public TrainingDevice {
                          Tensor k, Tensor v, Tensor out, Tensor lse, Tensor dout, Tensor dq,
                          Tensor dk, Tensor dv, Tensor workspace) override;
 
+  void ShortConvForward(const ConvShape& shape, std::span<const Segment> segments, Tensor x,
+                        std::span<const float> weight, Tensor out) override;
+  void ShortConvBackwardInput(const ConvShape& shape, std::span<const Segment> segments, Tensor x,
+                              std::span<const float> weight, Tensor dy, bool accumulate,
+                              Tensor dx) override;
+  void ShortConvBackwardWeight(const ConvShape& shape, std::span<const Segment> segments, Tensor x,
+                               std::span<const float> weight, Tensor dy,
+                               std::span<float> dweight) override;
+  int64_t TrainDeltaWorkspaceBytes(const DeltaParams& params, int64_t rows) const override;
+  void DeltaForward(const DeltaParams& params, std::span<const Segment> segments, Tensor q,
+                    Tensor k, Tensor v, Tensor f, Tensor b, Tensor out, Tensor workspace) override;
+  void DeltaBackward(const DeltaParams& params, std::span<const Segment> segments, Tensor q,
+                     Tensor k, Tensor v, Tensor f, Tensor b, Tensor dout,
+                     const DeltaGradients& gradients, Tensor workspace) override;
+
   int64_t MoeSavedBytes(int64_t experts, int64_t chosen, int64_t width, int64_t ffn,
                         int64_t rows) const override;
   int64_t MoeHeldBytes(int64_t experts, int64_t chosen, int64_t width, int64_t ffn,
@@ -105,6 +122,10 @@ class CpuTraining final : public TrainingDevice {
   void Fill(Tensor x, float value) override;
 
  private:
+  // body(thread, head) over the heads of delta attention.
+  template <class Body>
+  void OverHeads(const DeltaParams& params, int64_t rows, const Body& body);
+
   // body(RowRange) over the rows of `out`, in shares when there is enough work.
   template <class Body>
   void OverRows(Tensor out, int64_t work_per_element, const Body& body) {

@@ -10,7 +10,6 @@
 #include "kernels/cpu/moe_routing.h"
 #include "kernels/cpu/training_device.h"
 #include "kernels/cpu/training_ops.h"
-#include "kernels/training_sequence.h"
 
 namespace penstock::kernels {
 namespace {
@@ -314,8 +313,8 @@ void CpuTraining::MoeBackwardInput(const TrainMoeParams& params, Tensor x, Tenso
       }
     });
     if (params.activation == Activation::kSitu) {
-      TrainSituBackward(params.situ, gate, up, inner_back, false, back.Columns(0, ffn), false,
-                        back.Columns(ffn, ffn));
+      SituBackward(params.situ, gate, up, inner_back, false, back.Columns(0, ffn), false,
+                   back.Columns(ffn, ffn));
     } else {
       GatedBackward(params.activation, gate, up, inner_back, false, back.Columns(0, ffn), false,
                     back.Columns(ffn, ffn));
