@@ -16,4 +16,12 @@ namespace penstock::model {
 // list counts as absent. Errors: kUnsupported, naming the key.
 Result<> RefuseUnknownKeys(const JsonReader& config, std::span<const std::string_view> known);
 
+// A value of a known key that the family does not compute.
+template <class T>
+Error UnsupportedValue(const JsonReader& config, std::string_view key, const T& got,
+                       std::string_view wanted) {
+  return MakeError(ErrorCode::kUnsupported, "[model.config] {}: {}: got {}, supported is {}",
+                   config.where(), key, got, wanted);
+}
+
 }  // namespace penstock::model

@@ -159,6 +159,13 @@ Result<PipelineSection> ReadPipeline(const TomlTable& table) {
   PENSTOCK_TRY_ASSIGN(pipeline.barrier, table.BoolOr("barrier", true));
   PENSTOCK_TRY_ASSIGN(pipeline.lanes, table.IntOr("lanes", 0, 0, 4096));
   PENSTOCK_TRY_ASSIGN(pipeline.zero1, table.BoolOr("zero1", true));
+  PENSTOCK_TRY_ASSIGN(const std::string communication, table.StringOr("communication", "needed"));
+  if (communication != "needed" && communication != "naive") {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[train.config] {}: got '{}', wanted needed or naive",
+                     table.Place("communication"), communication);
+  }
+  pipeline.naive = communication == "naive";
   if (schedule::FindGenerator(pipeline.schedule) == nullptr) {
     auto file = FindInput(table, "schedule", pipeline.schedule, false);
     if (!file.ok() || IsFolder(file.value())) {
@@ -251,7 +258,7 @@ Result<TrainConfig> ReadTrainConfig(const std::string& path,
   Know(model, {"path", "config", "seed"});
   Know(data, {"path", "tokenizer", "format", "pack", "sequence_tokens", "validation", "template"});
   Know(pipeline, {"stages", "cut", "schedule", "chunks", "slices", "micro_batches", "micro_batch",
-                  "replicas", "barrier", "lanes", "zero1"});
+                  "replicas", "barrier", "lanes", "zero1", "communication"});
   Know(optimizer, {"lr", "beta1", "beta2", "epsilon", "weight_decay", "clip_norm", "warmup_steps",
                    "decay", "min_lr"});
   Know(train, {"steps", "seed", "dtype", "dropout", "recompute", "log", "folder",

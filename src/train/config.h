@@ -49,6 +49,7 @@ struct PipelineSection {
   bool barrier = true;        // before the optimizer
   int64_t lanes = 0;          // 0: what the schedule needs
   bool zero1 = true;          // moments of the optimizer are divided over the replicas
+  bool naive = false;         // values that a rank holds already are sent to it again
 };
 
 struct OptimizerSection {

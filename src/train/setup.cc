@@ -327,6 +327,7 @@ Result<TrainSetup> MakeTrainSetup(const TrainConfig& config, const TrainOptions&
   PENSTOCK_TRY(SetLanes(setup));
   runtime::TrainScheduleOptions lowering;
   lowering.recompute = static_cast<runtime::Recompute>(config.train.recompute);
+  lowering.naive = config.pipeline.naive;
   PENSTOCK_TRY_ASSIGN(
       setup.schedule,
       runtime::PrepareTrainSchedule(setup.compute, setup.model.graph, setup.partition, lowering));

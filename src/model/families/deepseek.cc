@@ -54,28 +54,21 @@ constexpr std::array<std::string_view, 38> kKeys = {"attention_bias",
                                                     "v_head_dim",
                                                     "vocab_size"};
 
-template <class T>
-Error Wanted(const JsonReader& config, std::string_view key, const T& got,
-             std::string_view wanted) {
-  return MakeError(ErrorCode::kUnsupported, "[model.config] {}: {}: got {}, supported is {}",
-                   config.where(), key, got, wanted);
-}
-
 Result<> RefuseOthers(const JsonReader& config) {
   PENSTOCK_TRY(RefuseUnknownKeys(config, kKeys));
   for (const std::string_view key : {"attention_bias", "mlp_bias"}) {
     PENSTOCK_TRY_ASSIGN(const bool bias, config.BoolOr(key, false));
     if (bias) {
-      return Wanted(config, key, true, "false");
+      return UnsupportedValue(config, key, true, "false");
     }
   }
   PENSTOCK_TRY_ASSIGN(const std::string scoring, config.StringOr("scoring_func", "sigmoid"));
   if (scoring != "sigmoid") {
-    return Wanted(config, "scoring_func", scoring, "sigmoid");
+    return UnsupportedValue(config, "scoring_func", scoring, "sigmoid");
   }
   PENSTOCK_TRY_ASSIGN(const std::string method, config.StringOr("topk_method", "noaux_tc"));
   if (method != "noaux_tc") {
-    return Wanted(config, "topk_method", method, "noaux_tc");
+    return UnsupportedValue(config, "topk_method", method, "noaux_tc");
   }
   return {};
 }

@@ -87,13 +87,6 @@ struct Kimi {
   bool routed_norm = false;
 };
 
-template <class T>
-Error Wanted(const JsonReader& config, std::string_view key, const T& got,
-             std::string_view wanted) {
-  return MakeError(ErrorCode::kUnsupported, "[model.config] {}: {}: got {}, supported is {}",
-                   config.where(), key, got, wanted);
-}
-
 Result<> ReadSizes(const JsonReader& config, Kimi& k) {
   PENSTOCK_TRY_ASSIGN(k.d.hidden, config.Int("hidden_size", 1, 1 << 18));
   PENSTOCK_TRY_ASSIGN(k.d.layers, config.Int("num_hidden_layers", 1, 4096));
@@ -174,7 +167,7 @@ Result<> ReadActivation(const JsonReader& config, Kimi& k) {
     k.act.beta = static_cast<float>(beta);
     k.act.linear_beta = static_cast<float>(linear);
   } else if (act != "silu") {
-    return Wanted(config, "hidden_act", act, "silu and situ");
+    return UnsupportedValue(config, "hidden_act", act, "silu and situ");
   }
   return {};
 }
@@ -192,7 +185,7 @@ Result<> ReadExperts(const JsonReader& config, Kimi& k) {
   PENSTOCK_TRY_ASSIGN(const std::string scoring,
                       config.StringOr("moe_router_activation_func", "sigmoid"));
   if (scoring != "sigmoid") {
-    return Wanted(config, "moe_router_activation_func", scoring, "sigmoid");
+    return UnsupportedValue(config, "moe_router_activation_func", scoring, "sigmoid");
   }
   k.moe.sigmoid = true;
   PENSTOCK_TRY_ASSIGN(const bool normalize, config.BoolOr("moe_renormalize", true));
@@ -206,7 +199,8 @@ Result<> ReadExperts(const JsonReader& config, Kimi& k) {
   PENSTOCK_TRY_ASSIGN(k.routed_width, config.IntOr("routed_expert_hidden_size", 0, 1, 1 << 18));
   PENSTOCK_TRY_ASSIGN(k.routed_norm, config.BoolOr("latent_moe_use_norm", false));
   if (k.routed_norm && k.routed_width == 0) {
-    return Wanted(config, "latent_moe_use_norm", true, "false without routed_expert_hidden_size");
+    return UnsupportedValue(config, "latent_moe_use_norm", true,
+                            "false without routed_expert_hidden_size");
   }
   return {};
 }
@@ -216,7 +210,7 @@ Result<Kimi> ReadKimi(const JsonReader& config) {
   PENSTOCK_TRY(RefuseUnknownKeys(config, kKeys));
   PENSTOCK_TRY_ASSIGN(const bool nope, config.BoolOr("mla_use_nope", true));
   if (!nope) {
-    return Wanted(config, "mla_use_nope", false, "true");
+    return UnsupportedValue(config, "mla_use_nope", false, "true");
   }
   PENSTOCK_TRY(ReadSizes(config, k));
   PENSTOCK_TRY_ASSIGN(k.latent, ReadLatentPiece(config, k.d.heads));

@@ -1,0 +1,120 @@
+// Kimi K3, Kimi Linear and DeepSeek-V3 trained for 20 steps from nothing: the weights are those of
+// one stage, bit for bit, for every schedule, cut, transport and way of sending.
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "support/process.h"
+
+namespace penstock::testing {
+namespace {
+
+const std::string kSource = PENSTOCK_SOURCE_DIR;
+
+class KimiTrain : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    std::string text;
+    for (int i = 0; i < 300; ++i) {
+      text += "line " + std::to_string(i * 7919 % 1000) + " of a text that repeats itself\n";
+    }
+    std::ofstream(Path("text.txt")) << text;
+    // The small model of the goldens, over bytes.
+    auto config = ReadJsonFile(kSource + "/tests/golden/models/" + GetParam() + "/config.json");
+    ASSERT_TRUE(config.ok()) << config.error().message;
+    Json& sizes =
+        config.value().contains("text_config") ? config.value()["text_config"] : config.value();
+    sizes["vocab_size"] = 257;
+    sizes["num_nextn_predict_layers"] = 0;
+    std::ofstream(Path("config.json")) << PrintJson(config.value());
+    std::ofstream(Path("train.toml"))
+        << "[model]\nconfig = \"config.json\"\nseed = 3\n"
+        << "[data]\npath = \"text.txt\"\ntokenizer = \"" << kSource
+        << "/configs/train/tiny\"\nsequence_tokens = 40\n"
+        << "[pipeline]\nmicro_batches = 4\nmicro_batch = 1\n"
+        << "[optimizer]\nlr = 3e-3\nwarmup_steps = 3\nclip_norm = 1.0\n"
+        << "[train]\nsteps = 20\nseed = 1\ndtype = \"f32\"\ncheckpoint_every = 0\nlog = \"log\"\n";
+  }
+
+  std::string Path(const std::string& name) const { return folder_.path() + "/" + name; }
+
+  // The digest of the weights, else what went wrong.
+  std::string Train(const std::vector<std::string>& more, int mpi_ranks = 0) const {
+    std::vector<std::string> arguments = {"train", Path("train.toml"), "--json", "--threads", "1",
+                                          "--set"};
+    arguments.push_back("train.folder=" + Path("run"));
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Finished finished =
+        RunCommand(PenstockCommand(arguments, mpi_ranks), "", {"PENSTOCK_CACHE=" + Path("cache")});
+    const auto json = ParseJson(finished.out, "train");
+    if (finished.status != 0 || !json.ok() || json.value()["last"].is_null()) {
+      return "status " + std::to_string(finished.status) + ": " + finished.err;
+    }
+    last_ = json.value()["last"];
+    return last_["weights_sha256"].get<std::string>();
+  }
+
+  TemporaryFolder folder_;
+  mutable Json last_;
+};
+
+TEST_P(KimiTrain, TwentyStepsGiveTheWeightsOfOneStage) {
+  const std::string one = Train({"pipeline.stages=1"});
+  ASSERT_EQ(one.size(), 64U) << one;
+  EXPECT_LT(last_["loss"].get<double>(), 4.0);  // ln 257 = 5.5 at the start
+  for (const std::vector<std::string>& run : std::vector<std::vector<std::string>>{
+           {"pipeline.schedule=1f1b", "pipeline.stages=3"},
+           {"pipeline.schedule=interleaved-1f1b", "pipeline.stages=2", "pipeline.chunks=3"},
+           {"pipeline.schedule=zb-v", "pipeline.stages=2"},
+           {"pipeline.schedule=zb-h1", "pipeline.stages=4", "pipeline.communication=naive"},
+           {"pipeline.schedule=zb-v", "pipeline.stages=3", "pipeline.communication=naive",
+            "train.recompute=full"}}) {
+    EXPECT_EQ(Train(run), one) << run[0] << " " << run[1];
+  }
+  EXPECT_EQ(Train({"pipeline.schedule=zb-h1", "pipeline.stages=2"}, 2), one) << "MPI";
+}
+
+TEST_P(KimiTrain, SlowEveryScheduleAndCut) {
+  const std::string one = Train({"pipeline.stages=1"});
+  ASSERT_EQ(one.size(), 64U) << one;
+  // Per schedule the chunks of a rank; with 4 ranks and 4 chunks there are more stages than units.
+  const std::map<std::string, std::vector<std::string>> schedules = {
+      {"1f1b", {"1"}},  {"zb-h1", {"1"}}, {"interleaved-1f1b", {"2", "4"}},
+      {"zb-v", {"2"}},  {"v-min", {"2"}}, {"interleaved-zb", {"2", "4"}},
+      {"hanayo", {"2"}}};
+  for (const auto& [schedule, chunks] : schedules) {
+    for (const std::string& v : chunks) {
+      for (int p = 1; p <= 4; ++p) {
+        for (const char* communication : {"needed", "naive"}) {
+          const std::string text =
+              schedule + " v " + v + " p " + std::to_string(p) + " " + communication;
+          EXPECT_EQ(Train({"pipeline.schedule=" + schedule, "pipeline.chunks=" + v,
+                           "pipeline.stages=" + std::to_string(p),
+                           std::string("pipeline.communication=") + communication}),
+                    one)
+              << text;
+          if (p > 1 && communication == std::string("needed")) {
+            EXPECT_EQ(Train({"pipeline.schedule=" + schedule, "pipeline.chunks=" + v,
+                             "pipeline.stages=" + std::to_string(p)},
+                            p),
+                      one)
+                << text << " MPI";
+          }
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, KimiTrain,
+                         ::testing::Values("kimi_k3", "kimi_linear", "deepseek_v3"),
+                         [](const auto& name) { return name.param; });
+
+}  // namespace
+}  // namespace penstock::testing
