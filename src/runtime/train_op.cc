@@ -82,9 +82,17 @@ Result<std::unique_ptr<TrainOp>> MakeTrainOp(int32_t op_index, const TrainOpCont
   const model::Op& op = context.graph.ops[static_cast<size_t>(op_index)];
   std::unique_ptr<TrainOp> made = std::visit(Maker{op, op_index, context}, op.params);
   if (made == nullptr) {
-    return MakeError(
-        ErrorCode::kUnsupported, "[runtime.train] {} has an operation that can't be trained: {}",
-        context.graph.layers[static_cast<size_t>(op.layer.value())].name, model::OpName(op));
+    const std::string& layer = context.graph.layers[static_cast<size_t>(op.layer.value())].name;
+    if (context.slices > 1) {
+      return MakeError(
+          ErrorCode::kUnsupported,
+          "[runtime.train] {}: {} runs over whole sequences in training, got {} slices "
+          "per sequence, wanted 1\na schedule other than sliced-1f1b cuts none",
+          layer, model::OpName(op), context.slices);
+    }
+    return MakeError(ErrorCode::kUnsupported,
+                     "[runtime.train] {} has an operation that can't be trained: {}", layer,
+                     model::OpName(op));
   }
   return made;
 }

@@ -80,6 +80,13 @@ TEST_P(KimiTrain, TwentyStepsGiveTheWeightsOfOneStage) {
   EXPECT_EQ(Train({"pipeline.schedule=zb-h1", "pipeline.stages=2"}, 2), one) << "MPI";
 }
 
+TEST_P(KimiTrain, SequencesInSlicesAreRefusedWithTheLayer) {
+  const std::string got = Train({"pipeline.schedule=sliced-1f1b", "pipeline.slices=2"});
+  EXPECT_NE(got.find("status 2"), std::string::npos) << got;
+  EXPECT_NE(got.find("whole sequences in training, got 2 slices"), std::string::npos) << got;
+  EXPECT_NE(got.find("layer"), std::string::npos) << got;
+}
+
 TEST_P(KimiTrain, SlowEveryScheduleAndCut) {
   const std::string one = Train({"pipeline.stages=1"});
   ASSERT_EQ(one.size(), 64U) << one;

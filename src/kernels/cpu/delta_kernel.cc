@@ -21,9 +21,11 @@ namespace HWY_NAMESPACE {
 // After math_inl.h.
 #include "kernels/cpu/delta_inl.h"
 
-// With 512 bits there are registers for more rows at a time.
+// With 512 bits there are registers for more rows at a time, and a lone row (decoding) passes the
+// state once, whole rows of it.
 inline constexpr int kPairRows = HWY_TARGET == HWY_AVX3 ? 2 : 1;
-inline constexpr int kVectors = HWY_TARGET == HWY_AVX3 ? 4 : 4;
+inline constexpr int kVectors = 4;
+inline constexpr int kLoneVectors = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 
 // The working set of one head and chunk. Rows are `padded` floats, the rest of a row is zero.
 struct Work : RowShape {
@@ -39,26 +41,26 @@ struct Work : RowShape {
   float* row;        // [padded]
 };
 
-// k_state[r] = k_decayed[r]^T S and q_state[r] likewise for kRows rows, columns [c, c + kVectors
+// k_state[r] = k_decayed[r]^T S and q_state[r] likewise for kRows rows, columns [c, c + kV
 // vectors), ascending keys.
-template <int kRows>
+template <int kRows, int kV>
 HWY_INLINE void StateProducts(const Work& w, int64_t r, int64_t c) {
   const DF d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  VF sk[kRows][kVectors];
-  VF sq[kRows][kVectors];
+  VF sk[kRows][kV];
+  VF sq[kRows][kV];
   PENSTOCK_UNROLL
   for (int i = 0; i < kRows; ++i) {
     PENSTOCK_UNROLL
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kV; ++v) {
       sk[i][v] = hn::Zero(d);
       sq[i][v] = hn::Zero(d);
     }
   }
   for (int64_t key = 0; key < w.dim; ++key) {
-    VF s[kVectors];
+    VF s[kV];
     PENSTOCK_UNROLL
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kV; ++v) {
       s[v] = hn::LoadU(d, w.state + key * w.padded + c + v * lanes);
     }
     PENSTOCK_UNROLL
@@ -66,7 +68,7 @@ HWY_INLINE void StateProducts(const Work& w, int64_t r, int64_t c) {
       const VF k = hn::Set(d, w.k_decayed[(r + i) * w.padded + key]);
       const VF q = hn::Set(d, w.q_decayed[(r + i) * w.padded + key]);
       PENSTOCK_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
+      for (int v = 0; v < kV; ++v) {
         sk[i][v] = hn::MulAdd(k, s[v], sk[i][v]);
         sq[i][v] = hn::MulAdd(q, s[v], sq[i][v]);
       }
@@ -75,7 +77,7 @@ HWY_INLINE void StateProducts(const Work& w, int64_t r, int64_t c) {
   PENSTOCK_UNROLL
   for (int i = 0; i < kRows; ++i) {
     PENSTOCK_UNROLL
-    for (int v = 0; v < kVectors; ++v) {
+    for (int v = 0; v < kV; ++v) {
       hn::StoreU(sk[i][v], d, w.k_state + (r + i) * w.padded + c + v * lanes);
       hn::StoreU(sq[i][v], d, w.q_state + (r + i) * w.padded + c + v * lanes);
     }
@@ -100,13 +102,18 @@ HWY_INLINE void StateProductsTail(const Work& w, int64_t r, int64_t c) {
 HWY_INLINE void AllStateProducts(const Work& w, int64_t begin, int64_t end) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(DF()));
   int64_t c = 0;
+  if (end - begin == 1) {
+    for (; c + kLoneVectors * lanes <= w.padded; c += kLoneVectors * lanes) {
+      StateProducts<1, kLoneVectors>(w, begin, c);
+    }
+  }
   for (; c + kVectors * lanes <= w.padded; c += kVectors * lanes) {
     int64_t r = begin;
     for (; r + kPairRows <= end; r += kPairRows) {
-      StateProducts<kPairRows>(w, r, c);
+      StateProducts<kPairRows, kVectors>(w, r, c);
     }
     for (; r < end; ++r) {
-      StateProducts<1>(w, r, c);
+      StateProducts<1, kVectors>(w, r, c);
     }
   }
   for (; c < w.padded; c += lanes) {
