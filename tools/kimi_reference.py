@@ -25,6 +25,7 @@ class Model:
         self.w = weights
         self.round_to = round_to
         self.deepseek = config["model_type"] == "deepseek_v3"
+        self.reads = {}  # of the last run: [sources, tokens] weights of each depth read
 
     def rounded(self, x):
         return x if self.round_to is None else x.to(self.round_to).to(x.dtype)
@@ -218,7 +219,9 @@ class Model:
         query = (self.w[name + "_proj.weight"] * self.w[name + "_norm.weight"]).flatten()
         sources = torch.stack([*bank, p])
         scores = (sources * query).sum(-1) / torch.sqrt((sources * sources).mean(-1) + eps)
-        return (scores.softmax(0)[..., None] * sources).sum(0)
+        weights = scores.softmax(0)
+        self.reads[name] = weights
+        return (weights[..., None] * sources).sum(0)
 
     def logits(self, ids):
         """[tokens, vocabulary] of one sequence from position 0."""

@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "support/npy.h"
 #include "support/process.h"
 
 namespace penstock::testing {
@@ -19,10 +20,13 @@ namespace {
 const std::string kModel = std::string(PENSTOCK_SOURCE_DIR) + "/tests/golden/models/kimi_k3";
 const std::string kLayer = "language_model.model.layers.2.";
 
-// The golden folder with `change` applied to its configuration and its header of tensors.
+// The golden folder with `change` applied to its configuration, its header of tensors and their
+// bytes.
 class Changed {
  public:
-  explicit Changed(const std::function<void(Json& text, Json& tensors)>& change) {
+  using Change = std::function<void(Json& text, Json& tensors, std::string& bytes)>;
+
+  explicit Changed(const Change& change) {
     auto config = ReadJsonFile(kModel + "/config.json");
     auto file = ReadFile(kModel + "/model.safetensors");
     EXPECT_TRUE(config.ok() && file.ok());
@@ -30,13 +34,16 @@ class Changed {
     std::memcpy(&length, file.value().data(), 8);
     auto header = ParseJson(file.value().substr(8, length), "header");
     EXPECT_TRUE(header.ok());
-    change(config.value()["text_config"], header.value());
-    std::string text = PrintJson(header.value());
-    EXPECT_LE(text.size(), length);
-    text.resize(length, ' ');  // the tensors stay where they are
-    file.value().replace(8, length, text);
-    std::ofstream(folder_.path() + "/config.json") << PrintJson(config.value());
-    std::ofstream(folder_.path() + "/model.safetensors", std::ios::binary) << file.value();
+    std::string bytes = file.value().substr(8 + length);
+    change(config.value()["text_config"], header.value(), bytes);
+    std::string text = header.value().dump();
+    text.resize((text.size() + 7) / 8 * 8, ' ');
+    length = text.size();
+    std::string prefix(8, '\0');
+    std::memcpy(prefix.data(), &length, 8);
+    std::ofstream(folder_.path() + "/config.json") << config.value().dump();
+    std::ofstream(folder_.path() + "/model.safetensors", std::ios::binary)
+        << prefix << text << bytes;
   }
 
   Finished Run(const std::string& verb) const {
@@ -63,7 +70,7 @@ class Changed {
 };
 
 TEST(KimiInput, TheGoldenFolderItselfIsTaken) {
-  const Changed same([](Json&, Json&) {});
+  const Changed same([](Json&, Json&, std::string&) {});
   for (const char* verb : {"logits", "gradients"}) {
     const Finished done = same.Run(verb);
     EXPECT_EQ(done.status, 0) << verb << ": " << done.err;
@@ -71,54 +78,79 @@ TEST(KimiInput, TheGoldenFolderItselfIsTaken) {
 }
 
 TEST(KimiInput, HeadCountsThatContradictTheTensorsNameATensor) {
-  Changed([](Json& text, Json&) {
+  Changed([](Json& text, Json&, std::string&) {
     text["linear_attn_config"]["num_heads"] = 8;
   }).ExpectRefused({"self_attn.q_proj.weight", "[64, 32]", "128"});
-  Changed([](Json& text, Json&) {
+  Changed([](Json& text, Json&, std::string&) {
     text["linear_attn_config"]["head_dim"] = 8;
   }).ExpectRefused({"self_attn.q_proj.weight"});
 }
 
 TEST(KimiInput, ALogOfAnOddLengthIsNamed) {
   const std::string name = kLayer + "self_attn.A_log";
-  // Fewer numbers than heads; more, of which some beyond the heads are not zero.
-  Changed([&](Json&, Json& tensors) {
+  // Fewer numbers than heads; a number that is not zero behind those of the heads.
+  Changed([&](Json&, Json& tensors, std::string&) {
     Json& a_log = tensors[name];
     const auto begin = a_log["data_offsets"][0].get<int64_t>();
+    tensors["mm_projector.rest"] = {
+        {"dtype", "F32"}, {"shape", {13}}, {"data_offsets", {begin + 12, begin + 64}}};
     a_log["shape"] = {3};
     a_log["data_offsets"] = {begin, begin + 12};
   }).ExpectRefused({"layers.2.self_attn.A_log"});
-  Changed([&](Json&, Json& tensors) {
-    Json& a_log = tensors[name];
-    const Json& bias = tensors[kLayer + "self_attn.dt_bias"];
-    const auto begin = bias["data_offsets"][0].get<int64_t>();
-    a_log["shape"] = {16};
-    a_log["data_offsets"] = {begin, begin + 64};
+  Changed([&](Json&, Json& tensors, std::string& bytes) {
+    const auto begin = tensors[name]["data_offsets"][0].get<size_t>();
+    const float one = 1.0F;
+    std::memcpy(bytes.data() + begin + 6 * 4, &one, 4);
   }).ExpectRefused({"layers.2.self_attn.A_log"});
 }
 
 TEST(KimiInput, MissingTensorsOfDepthReadsAreNamed) {
-  for (const std::string name :
+  for (const std::string& name :
        {kLayer + "mlp_res_norm.weight", kLayer + "self_attention_res_proj.weight",
         std::string("language_model.model.output_attn_res_proj.weight")}) {
-    Changed([&](Json&, Json& tensors) {
+    Changed([&](Json&, Json& tensors, std::string&) {
+      tensors["mm_projector.rest"] = tensors[name];  // its bytes are a tensor that is skipped
       tensors.erase(name);
     }).ExpectRefused({name.substr(name.find("model.", 10))});
   }
 }
 
 TEST(KimiInput, ListsOfLayersThatContradictTheTensorsAreNamed) {
-  Changed([](Json& text, Json&) {
+  Changed([](Json& text, Json&, std::string&) {
     text["linear_attn_config"]["kda_layers"] = {1, 2, 3, 4, 5, 6};
     text["linear_attn_config"]["full_attn_layers"] = {7, 8, 9};
   }).ExpectRefused({"layers.3.self_attn."});
-  Changed([](Json& text, Json&) {
+  Changed([](Json& text, Json&, std::string&) {
     text["linear_attn_config"]["kda_layers"] = {1, 2, 3, 5, 6};
   }).ExpectRefused({"full_attn_layers", "layer 7", "neither"});
 }
 
 TEST(KimiInput, AnUnknownKeyIsNamed) {
-  Changed([](Json& text, Json&) { text["attn_res_gate"] = true; }).ExpectRefused({"attn_res_gate"});
+  Changed([](Json& text, Json&, std::string&) {
+    text["attn_res_gate"] = true;
+  }).ExpectRefused({"attn_res_gate"});
+}
+
+TEST(KimiInput, LatentAttentionIsPlainOrAbsorbedAsTheFlagSays) {
+  const TemporaryFolder folder;
+  std::vector<Npy> logits;
+  for (const char* mode : {"plain", "absorbed"}) {
+    const std::string path = folder.path() + "/" + mode + ".npy";
+    const Finished done =
+        RunPenstock({"logits", "-m", kModel, "--tokens", "5,6,7,8,9,10,11", "--weights", "f32",
+                     "--kv", "f32", "--latent-attention", mode, "-o", path});
+    ASSERT_EQ(done.status, 0) << done.err;
+    auto read = ReadNpy(path);
+    ASSERT_TRUE(read.ok()) << read.error().message;
+    logits.push_back(std::move(read).value());
+  }
+  EXPECT_NE(logits[0].values, logits[1].values);  // other sums
+  EXPECT_LT(RelativeError(logits[0], logits[1]), 1e-5);
+  const Finished other =
+      RunPenstock({"logits", "-m", kModel + "/../smollm2", "--tokens", "5", "--latent-attention",
+                   "plain", "-o", folder.path() + "/x.npy"});
+  EXPECT_EQ(other.status, 2);
+  EXPECT_NE(other.err.find("--latent-attention"), std::string::npos) << other.err;
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ class KimiTrain : public ::testing::TestWithParam<std::string> {
         config.value().contains("text_config") ? config.value()["text_config"] : config.value();
     sizes["vocab_size"] = 257;
     sizes["num_nextn_predict_layers"] = 0;
-    std::ofstream(Path("config.json")) << PrintJson(config.value());
+    std::ofstream(Path("config.json")) << config.value().dump();
     std::ofstream(Path("train.toml"))
         << "[model]\nconfig = \"config.json\"\nseed = 3\n"
         << "[data]\npath = \"text.txt\"\ntokenizer = \"" << kSource

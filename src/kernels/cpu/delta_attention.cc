@@ -25,16 +25,20 @@ void CpuDevice::DeltaAttention(SlotCache& cache, const DeltaParams& params,
   const auto count = static_cast<int64_t>(sequences.size());
   // Shares of heads, all sequences of each: a thread finds its heads' weights once.
   const bool serial = q.rows() * params.heads * params.dim * params.dim < kSerialElements;
+  const auto state = [&](int64_t i) {
+    return slots.Slot(sequences[static_cast<size_t>(i / params.heads)]) +
+           i % params.heads * DeltaHeadFloats(params.dim);
+  };
   const auto run = [&](int thread, int64_t threads) {
     for (int64_t i = 0; i < count * params.heads; ++i) {
       if (i % threads != thread) {
         continue;
       }
       const SequenceRows& sequence = sequences[static_cast<size_t>(i / params.heads)];
-      const int64_t head = i % params.heads;
-      RunDeltaHead(
-          {&params, head, &sequence, slots.Slot(sequence) + head * DeltaHeadFloats(params.dim)}, q,
-          k, v, f, b, out, scratch + thread * floats);
+      const int64_t next = i + threads;
+      RunDeltaHead({&params, i % params.heads, &sequence, state(i),
+                    next < count * params.heads ? state(next) : nullptr},
+                   q, k, v, f, b, out, scratch + thread * floats);
     }
   };
   if (serial) {

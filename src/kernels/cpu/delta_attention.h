@@ -39,6 +39,9 @@ struct DeltaHead {
   int64_t head = 0;
   const SequenceRows* sequence = nullptr;
   float* state = nullptr;  // DeltaHeadFloats(dim)
+  // What the same thread takes next, or null: a lone row fetches it meanwhile, so that decoding
+  // waits for memory at no head but the first.
+  const float* next_state = nullptr;
 };
 
 void RunDeltaHead(const DeltaHead& head, Tensor q, Tensor k, Tensor v, Tensor f, Tensor b,

@@ -27,6 +27,43 @@ inline constexpr int kPairRows = HWY_TARGET == HWY_AVX3 ? 2 : 1;
 inline constexpr int kVectors = 4;
 inline constexpr int kLoneVectors = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 
+// Fetches what the next head will read, a few cache lines whenever it is asked.
+class Ahead {
+ public:
+  // The state of a head, and the first `count` rows of the three tables behind it.
+  void Begin(const RowShape& s, const float* state, int64_t count) {
+    const float* tables = state + s.dim * s.padded;
+    ranges_[0] = {reinterpret_cast<const char*>(state), reinterpret_cast<const char*>(tables)};
+    for (int t = 0; t < 3; ++t) {
+      const float* rows = tables + t * kDeltaChunk * s.padded;
+      ranges_[1 + t] = {reinterpret_cast<const char*>(rows),
+                        reinterpret_cast<const char*>(rows + count * s.padded)};
+    }
+    range_ = 0;
+  }
+
+  HWY_INLINE void Take(int lines) {
+    for (; lines > 0 && range_ < 4; --lines) {
+      Range& range = ranges_[range_];
+      if (range.next >= range.end) {
+        ++range_;
+        continue;
+      }
+      __builtin_prefetch(range.next, 0, 2);
+      range.next += 64;
+    }
+  }
+
+ private:
+  struct Range {
+    const char* next = nullptr;
+    const char* end = nullptr;
+  };
+
+  Range ranges_[4];
+  int range_ = 4;  // nothing
+};
+
 // The working set of one head and chunk. Rows are `padded` floats, the rest of a row is zero.
 struct Work : RowShape {
   float* state;      // [dim, padded]
@@ -39,11 +76,12 @@ struct Work : RowShape {
   float* k_state;    // [chunk, padded]: products of these with the state
   float* q_state;    // [chunk, padded]
   float* row;        // [padded]
+  Ahead* ahead;
 };
 
 // k_state[r] = k_decayed[r]^T S and q_state[r] likewise for kRows rows, columns [c, c + kV
 // vectors), ascending keys.
-template <int kRows, int kV>
+template <int kRows, int kV, bool kAhead = false>
 HWY_INLINE void StateProducts(const Work& w, int64_t r, int64_t c) {
   const DF d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
@@ -58,6 +96,9 @@ HWY_INLINE void StateProducts(const Work& w, int64_t r, int64_t c) {
     }
   }
   for (int64_t key = 0; key < w.dim; ++key) {
+    if constexpr (kAhead) {
+      w.ahead->Take(6);
+    }
     VF s[kV];
     PENSTOCK_UNROLL
     for (int v = 0; v < kV; ++v) {
@@ -104,7 +145,7 @@ HWY_INLINE void AllStateProducts(const Work& w, int64_t begin, int64_t end) {
   int64_t c = 0;
   if (end - begin == 1) {
     for (; c + kLoneVectors * lanes <= w.padded; c += kLoneVectors * lanes) {
-      StateProducts<1, kLoneVectors>(w, begin, c);
+      StateProducts<1, kLoneVectors, true>(w, begin, c);
     }
   }
   for (; c + kVectors * lanes <= w.padded; c += kVectors * lanes) {
@@ -134,6 +175,7 @@ HWY_INLINE Pair Products(const Work& w, int64_t i, int64_t j) {
   VF sk = hn::Zero(d);
   VF sq = hn::Zero(d);
   for (int64_t c = 0; c < w.padded; c += lanes) {
+    w.ahead->Take(6);
     VF kj = hn::LoadU(d, w.keys + j * w.padded + c);
     if (i != j) {
       kj = hn::Mul(kj, ExpNonPositive(d, hn::Sub(hn::LoadU(d, w.decays + i * w.padded + c),
@@ -233,7 +275,12 @@ void Head(const DeltaHead& head, Tensor q, Tensor k, Tensor v, Tensor f, Tensor 
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const DeltaParams& params = *head.params;
   const SequenceRows& sequence = *head.sequence;
-  const Work w = MakeWork(head, scratch);
+  Work w = MakeWork(head, scratch);
+  Ahead ahead;
+  w.ahead = &ahead;
+  if (sequence.rows == 1 && head.next_state != nullptr) {
+    ahead.Begin(w, head.next_state, sequence.first_position % kDeltaChunk);
+  }
   const int64_t column = head.head * w.dim;
   const auto at = [&](Tensor t, int64_t r) {
     return t.Row<float>(sequence.first_row + r).data() + column;
