@@ -52,6 +52,7 @@ Result<> TrainParameters::Build(const TrainSpec& spec, std::span<const HeldStage
   for (size_t i = 0; i < parameters_.size(); ++i) {
     index_[static_cast<size_t>(parameters_[i].id.value())] = static_cast<int32_t>(i);
   }
+  PENSTOCK_TRY(AddConstants(stages));
   uses_.resize(parameters_.size());
   for (const HeldStage& stage : stages) {
     for (const PlannedOp& op : stage.plan->ops) {
@@ -100,6 +101,30 @@ Result<> TrainParameters::AddMasters(const TrainStagePlan& stage) {
           parameters_.push_back(std::move(parameter));
         }
       }
+    }
+  }
+  return {};
+}
+
+Result<> TrainParameters::AddConstants(std::span<const HeldStage> stages) {
+  const bool has_first = std::any_of(stages.begin(), stages.end(), [](const HeldStage& stage) {
+    return stage.plan->stage == StageId(0);
+  });
+  const auto readers = TensorStages(*graph_, *spec_.partition);
+  for (size_t t = 0; has_first && t < readers.size(); ++t) {
+    if (readers[t].empty()) {
+      PENSTOCK_TRY(AddMaster(TensorId(static_cast<int32_t>(t))));
+    }
+  }
+  for (const auto& [id, master] : masters_) {
+    if (index_[static_cast<size_t>(id)] < 0) {
+      const model::WeightTensor& tensor = graph_->tensor(TensorId(id));
+      Parameter constant;
+      constant.id = TensorId(id);
+      constant.name = tensor.name;
+      constant.shape = tensor.shape;
+      constant.master = master.second;
+      constants_.push_back(std::move(constant));
     }
   }
   return {};

@@ -75,6 +75,9 @@ class TrainParameters {
 
   const std::vector<Parameter>& parameters() const { return parameters_; }
 
+  // Masters that are not trained, ascending by id.
+  const std::vector<Parameter>& constants() const { return constants_; }
+
   // Index of a tensor that this rank trains, or -1.
   int32_t Find(TensorId id) const { return index_[static_cast<size_t>(id.value())]; }
 
@@ -104,6 +107,7 @@ class TrainParameters {
   Result<Buffer> Get(MemoryCategory category, int64_t bytes);
   Result<> AddMasters(const TrainStagePlan& stage);
   Result<> AddMaster(TensorId id);
+  Result<> AddConstants(std::span<const HeldStage> stages);
   Result<> AddMatrices(const TrainOp& op);
   Result<> AddBiases(const TrainOp& op);
   Result<> AddAccumulators(const HeldStage& stage);
@@ -126,6 +130,7 @@ class TrainParameters {
   std::vector<Buffer> accumulators_;
   std::vector<Buffer> finals_;
   std::vector<Parameter> parameters_;
+  std::vector<Parameter> constants_;
   std::vector<std::vector<std::pair<StageId, TensorUse>>> uses_;  // per parameter
 };
 

@@ -200,6 +200,8 @@ class TrainRankImpl final : public TrainRank {
 
   std::span<const Parameter> parameters() const override { return parameters_.parameters(); }
 
+  std::span<const Parameter> constants() const override { return parameters_.constants(); }
+
   void ParametersChanged(std::span<const int32_t> parameters) override {
     parameters_.Changed(parameters);
   }

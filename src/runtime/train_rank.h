@@ -240,6 +240,9 @@ class TrainRank {
 
   // Ascending by tensor id. The vector never changes; the tensors' contents do.
   virtual std::span<const Parameter> parameters() const = 0;
+  // Tensors of the model that training does not change: a router's bias, and what no operation
+  // reads, which the rank of stage 0 holds. No gradients; `stage` is not valid.
+  virtual std::span<const Parameter> constants() const = 0;
   // Packs the matrices of these parameters again after their masters were written outside OPT
   // (random start, checkpoint, rolled back step). Empty: all.
   virtual void ParametersChanged(std::span<const int32_t> parameters) = 0;

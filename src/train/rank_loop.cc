@@ -427,17 +427,24 @@ Result<std::string> RankLoop::Digest() {
   if (channel_.rank() >= setup_.ranks()) {
     return std::string();
   }
-  for (const TensorId id : setup_.by_name) {
+  const auto master = [this](TensorId id) {
+    for (const auto list : {rank_->parameters(), rank_->constants()}) {
+      const auto it = std::find_if(list.begin(), list.end(),
+                                   [id](const runtime::Parameter& p) { return p.id == id; });
+      if (it != list.end()) {
+        return it->master;
+      }
+    }
+    PENSTOCK_CHECK(false, "the holder of a tensor has it");
+    return Tensor();
+  };
+  for (const TensorId id : setup_.stored) {
     const int32_t holder = setup_.holder[static_cast<size_t>(id.value())];
     if (holder == channel_.rank()) {
-      const auto parameters = rank_->parameters();
-      const auto it = std::find_if(parameters.begin(), parameters.end(),
-                                   [id](const runtime::Parameter& p) { return p.id == id; });
-      PENSTOCK_CHECK(it != parameters.end(), "the holder of a tensor has it");
       if (first()) {
-        digest.Update(Tensor(it->master).Bytes());
+        digest.Update(master(id).Bytes());
       } else {
-        PENSTOCK_TRY(links_.SendBytes(0, Tensor(it->master).Bytes()));
+        PENSTOCK_TRY(links_.SendBytes(0, master(id).Bytes()));
       }
     } else if (first()) {
       const int64_t bytes =

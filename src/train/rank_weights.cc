@@ -137,7 +137,7 @@ bool WritesTensor(const TrainSetup& setup, int32_t channel_rank, TensorId id) {
 // Ranks of a replica that write weights; their places are the numbers of the files.
 std::vector<int32_t> WeightWriters(const TrainSetup& setup) {
   std::set<int32_t> writers;
-  for (const TensorId id : setup.by_name) {
+  for (const TensorId id : setup.stored) {
     writers.insert(setup.holder[static_cast<size_t>(id.value())]);
   }
   return {writers.begin(), writers.end()};
@@ -167,32 +167,36 @@ void FillRandom(const TrainSetup& setup, runtime::TrainRank& rank) {
   const JsonReader config(setup.model_config, setup.model_source);
   const auto given = config.NumberOr("initializer_range", kDefaultRange, 0, 10);
   const auto deviation = static_cast<float>(given.ok() ? given.value() : kDefaultRange);
-  for (const runtime::Parameter& parameter : rank.parameters()) {
+  const auto fill = [&](const runtime::Parameter& parameter) {
     const std::span<float> values = Tensor(parameter.master).All<float>();
     if (const auto stream = streams.find(parameter.id.value()); stream != streams.end()) {
       std::ranges::copy(stream->second, values.begin());
-      continue;
+      return;
     }
-    if (const auto fill = sequences.find(parameter.id.value()); fill != sequences.end()) {
-      fill->second(values, NameKey(setup.config.model.seed, parameter.name));
-      continue;
+    if (const auto own = sequences.find(parameter.id.value()); own != sequences.end()) {
+      own->second(values, NameKey(setup.config.model.seed, parameter.name));
+      return;
     }
     if (setup.model.graph.tensor(parameter.id).role != model::TensorRole::kVector) {
       FillNormal(values, NameKey(setup.config.model.seed, parameter.name), deviation);
-      continue;
+      return;
     }
     const auto start = starts.find(parameter.id.value());
     std::fill(values.begin(), values.end(), start == starts.end() ? 0.0F : start->second);
-  }
+  };
+  std::ranges::for_each(rank.parameters(), fill);
+  std::ranges::for_each(rank.constants(), fill);
   rank.ParametersChanged({});
 }
 
 Result<> LoadWeights(const Checkpoint& checkpoint, runtime::TrainRank& rank) {
-  for (const runtime::Parameter& parameter : rank.parameters()) {
-    const std::span<float> values = Tensor(parameter.master).All<float>();
-    PENSTOCK_TRY_ASSIGN(const std::span<const float> stored,
-                        checkpoint.Weight(parameter.name, static_cast<int64_t>(values.size())));
-    std::copy(stored.begin(), stored.end(), values.begin());
+  for (const auto list : {rank.parameters(), rank.constants()}) {
+    for (const runtime::Parameter& parameter : list) {
+      const std::span<float> values = Tensor(parameter.master).All<float>();
+      PENSTOCK_TRY_ASSIGN(const std::span<const float> stored,
+                          checkpoint.Weight(parameter.name, static_cast<int64_t>(values.size())));
+      std::copy(stored.begin(), stored.end(), values.begin());
+    }
   }
   rank.ParametersChanged({});
   return {};
@@ -237,6 +241,12 @@ std::vector<CheckpointWriter::Part> PartsToWrite(const TrainSetup& setup, int32_
         {parameter.name + ".exp_avg" + range, shape, optimizer.first_moment(i)});
     moments.tensors.push_back(
         {parameter.name + ".exp_avg_sq" + range, shape, optimizer.second_moment(i)});
+  }
+  for (const runtime::Parameter& constant : rank.constants()) {
+    if (channel_rank < setup.ranks() && WritesTensor(setup, channel_rank, constant.id)) {
+      weights.tensors.push_back(
+          {constant.name, constant.shape, Tensor(constant.master).All<float>()});
+    }
   }
   std::vector<CheckpointWriter::Part> parts;
   if (!weights.tensors.empty()) {
@@ -289,7 +299,7 @@ Result<std::vector<std::pair<std::string, std::string>>> SmallFiles(const TrainS
   if (WeightWriters(setup).size() > 1) {
     Json map = Json::object();
     int64_t bytes = 0;
-    for (const TensorId id : setup.by_name) {
+    for (const TensorId id : setup.stored) {
       const model::WeightTensor& tensor = setup.model.graph.tensor(id);
       map[tensor.name] = WeightsFile(setup, setup.holder[static_cast<size_t>(id.value())]);
       int64_t elements = 1;

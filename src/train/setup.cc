@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <set>
 
 #include "base/file.h"
 #include "base/units.h"
 #include "model/cut_search.h"
 #include "model/inventory.h"
+#include "runtime/train_edges.h"
 #include "schedule/registry.h"
 #include "schedule/text/text.h"
 #include "train/links.h"
@@ -45,6 +47,7 @@ void FindHolders(TrainSetup& setup) {
   const auto stages = StagesOf(setup.schedule);
   setup.holder.assign(graph.tensors.size(), -1);
   setup.held.assign(stages.size(), {});
+  const std::vector<bool> trainable = runtime::TrainableTensors(graph);
   for (size_t rank = 0; rank < stages.size(); ++rank) {
     std::set<TensorId> held;
     for (const int32_t s : stages[rank]) {
@@ -55,15 +58,26 @@ void FindHolders(TrainSetup& setup) {
       int32_t& holder = setup.holder[static_cast<size_t>(id.value())];
       holder = holder < 0 ? static_cast<int32_t>(rank) : holder;
     }
-    setup.held[rank].assign(held.begin(), held.end());
+    std::copy_if(held.begin(), held.end(), std::back_inserter(setup.held[rank]),
+                 [&](TensorId id) { return trainable[static_cast<size_t>(id.value())]; });
   }
+  // What nothing reads lies with stage 0.
+  const auto first = std::find_if(stages.begin(), stages.end(), [](const auto& of_rank) {
+    return std::find(of_rank.begin(), of_rank.end(), 0) != of_rank.end();
+  });
   for (size_t t = 0; t < graph.tensors.size(); ++t) {
-    if (setup.holder[t] >= 0) {
-      setup.by_name.push_back(TensorId(static_cast<int32_t>(t)));
+    const TensorId id(static_cast<int32_t>(t));
+    if (setup.holder[t] < 0) {
+      setup.holder[t] = static_cast<int32_t>(first - stages.begin());
+    } else if (trainable[t]) {
+      setup.by_name.push_back(id);
     }
+    setup.stored.push_back(id);
   }
-  std::sort(setup.by_name.begin(), setup.by_name.end(),
-            [&](TensorId a, TensorId b) { return graph.tensor(a).name < graph.tensor(b).name; });
+  for (std::vector<TensorId>* list : {&setup.by_name, &setup.stored}) {
+    std::sort(list->begin(), list->end(),
+              [&](TensorId a, TensorId b) { return graph.tensor(a).name < graph.tensor(b).name; });
+  }
 }
 
 Result<> CutModel(TrainSetup& setup) {

@@ -56,8 +56,9 @@ struct TrainSetup {
   runtime::MicroBatchShape largest;
 
   std::vector<TensorId> by_name;  // trained tensors in the order of their names
+  std::vector<TensorId> stored;   // all tensors of the model, likewise
   std::vector<int32_t> holder;    // per tensor of the graph: lowest rank of a replica that has it
-  std::vector<std::vector<TensorId>> held;  // per rank of a replica, ascending
+  std::vector<std::vector<TensorId>> held;  // trained ones per rank of a replica, ascending
   std::vector<MemoryFigures> planned;       // per channel rank
   int64_t limit_bytes = 0;                  // per rank
 
