@@ -1,10 +1,11 @@
 // One layer of Kimi K3 in its released sizes, with 16 experts instead of 896, operation by
 // operation: what the parts that other models lack cost beside its matrix products.
 //
-//   penstock_kimi_bench [prefill|decode|training] [THREADS [ROWS [REPEATS]]]
+//   penstock_kimi_bench [prefill|decode|state|training] [THREADS [ROWS [REPEATS]]]
 //
 // prefill and training run ROWS positions of one sequence (default 512), decode one position of
-// each of ROWS sequences (default 1; their states together exceed the last cache). Per operation
+// each of ROWS sequences (default 1; their states together exceed the last cache), state does the
+// same with delta attention alone. Per operation
 // the median of REPEATS (default 5) in milliseconds (one thread: of processor time, more: on the
 // wall) and its share; then the ratios that
 // docs/performance.md quotes.
@@ -158,16 +159,47 @@ class Layer {
     return out;
   }
 
+  // Of the convolutions' results.
+  Tensor DeltaAttention(Tensor f, Tensor b) {
+    auto slots = device_->CreateSlots(slots_, device_->DeltaSlotBytes(kHeads, kDim), account_);
+    PENSTOCK_CHECK(slots.ok(), "the states fit");
+    states_ = std::move(slots).value();
+    const Tensor out = Floats(rows_, kWidth);
+    const DeltaParams params{kHeads, kDim, true, -5.0F, Floats(1, kHeads), Floats(1, kWidth)};
+    const Tensor work = Bytes(device_->DeltaWorkspaceBytes(params));
+    Add("delta attention", Kind::kDelta, true, [=, this] {
+      device_->DeltaAttention(*states_, params, Sequences(), conv_out_[0], conv_out_[1],
+                              conv_out_[2], f, b, out, work);
+    });
+    return out;
+  }
+
+  // Nothing but delta attention.
+  void BuildDelta() {
+    conv_out_ = {Floats(rows_, kWidth), Floats(rows_, kWidth), Floats(rows_, kWidth)};
+    DeltaAttention(Floats(rows_, kWidth), Floats(rows_, kHeads));
+    FillStates();
+  }
+
+  // Slots hold a state, and rows of a chunk behind it.
+  void FillStates() {
+    for (Operation& operation : operations_) {
+      if (operation.kind == Kind::kDelta) {
+        for (int64_t i = 0; i < slots_; ++i) {
+          operation.run();
+        }
+      }
+    }
+  }
+
   void DeltaSublayer(Tensor x) {
     Tensor q = Product("q_proj", x, kWidth, true);
     Tensor k = Product("k_proj", x, kWidth, true);
     Tensor v = Product("v_proj", x, kWidth, true);
     auto conv =
         device_->CreateSlots(slots_, device_->ShortConvSlotBytes(3 * kWidth, kTaps), account_);
-    auto slots = device_->CreateSlots(slots_, device_->DeltaSlotBytes(kHeads, kDim), account_);
-    PENSTOCK_CHECK(conv.ok() && slots.ok(), "the states fit");
+    PENSTOCK_CHECK(conv.ok(), "the tails fit");
     conv_ = std::move(conv).value();
-    states_ = std::move(slots).value();
     conv_weights_ = {Floats(kWidth, kTaps), Floats(kWidth, kTaps), Floats(kWidth, kTaps)};
     conv_in_ = {q, k, v};
     conv_out_ = {Floats(rows_, kWidth), Floats(rows_, kWidth), Floats(rows_, kWidth)};
@@ -178,13 +210,7 @@ class Layer {
     const Tensor f = Product("f_b_proj", Product("f_a_proj", x, kDim, true), kWidth, true);
     const Tensor b = Product("b_proj", x, kHeads, true);
     const Tensor gate = Product("g_proj", x, kWidth, true);
-    const Tensor out = Floats(rows_, kWidth);
-    const DeltaParams params{kHeads, kDim, true, -5.0F, Floats(1, kHeads), Floats(1, kWidth)};
-    const Tensor work = Bytes(device_->DeltaWorkspaceBytes(params));
-    Add("delta attention", Kind::kDelta, true, [=, this] {
-      device_->DeltaAttention(*states_, params, Sequences(), conv_out_[0], conv_out_[1],
-                              conv_out_[2], f, b, out, work);
-    });
+    const Tensor out = DeltaAttention(f, b);
     const Tensor norm = Floats(1, kDim);
     Add("norm and gate of heads", Kind::kOther, true, [=, this] {
       device_->RmsNorm(out, norm, 1e-5F, false, kDim, out);
@@ -259,14 +285,8 @@ class Layer {
       device_->Add(sum, h, sum);
       device_->Add(sum, x, sum);
     });
-    if (decode_) {  // slots hold a state, and all of a chunk in front of it
-      for (Operation& operation : operations_) {
-        if (operation.kind == Kind::kDelta) {
-          for (int64_t i = 0; i < slots_; ++i) {
-            operation.run();
-          }
-        }
-      }
+    if (decode_) {
+      FillStates();
     }
   }
 
@@ -332,6 +352,14 @@ class Layer {
   std::vector<Operation> operations_;
 };
 
+void PrintStateRate(const Layer& layer, int threads, int64_t rows) {
+  const double bytes = static_cast<double>(rows * kHeads * kDim * kDim * 4);
+  const double rate = bytes / layer.Find(Kind::kDelta).seconds;
+  const double memory = ReadBytesPerS(threads);
+  fmt::print("state read at {:.1f} GB/s, memory at {:.1f} GB/s: {:.0f} %\n", rate / 1e9,
+             memory / 1e9, 100 * rate / memory);
+}
+
 void Inference(bool decode, int threads, int64_t rows, int repeats) {
   Layer layer(threads, rows, repeats, decode);
   layer.Build();
@@ -340,11 +368,7 @@ void Inference(bool decode, int threads, int64_t rows, int repeats) {
              layer.device().Description());
   layer.Print();
   if (decode) {
-    const double bytes = static_cast<double>(rows * kHeads * kDim * kDim * 4);
-    const double rate = bytes / layer.Find(Kind::kDelta).seconds;
-    const double memory = ReadBytesPerS(threads);
-    fmt::print("state read at {:.1f} GB/s, memory at {:.1f} GB/s: {:.0f} %\n", rate / 1e9,
-               memory / 1e9, 100 * rate / memory);
+    PrintStateRate(layer, threads, rows);
   }
 }
 
@@ -373,7 +397,7 @@ void Training(int threads, int64_t rows, int repeats) {
     layer.Add(name + " input", Kind::kProduct, true,
               [=] { k->LinearBackwardInput(*w, y, false, x, work); });
     layer.Add(name + " weight", Kind::kProduct, true,
-              [=] { k->LinearBackwardWeight(ProductType::kBF16, y, x, dw, work); });
+              [=] { k->LinearBackwardWeight(ProductType::kBF16, y, x, true, dw, work); });
   };
   for (const char* name : {"q_proj", "k_proj", "v_proj", "g_proj"}) {
     product(name, kWidth, kHidden);
@@ -429,16 +453,24 @@ void Training(int threads, int64_t rows, int repeats) {
 int Main(int argc, char** argv) {
   const std::string_view mode = argc > 1 ? argv[1] : "prefill";
   const int threads = argc > 2 ? std::atoi(argv[2]) : 1;
-  const int64_t rows = argc > 3 ? std::atoll(argv[3]) : mode == "decode" ? 1 : 512;
+  const int64_t rows = argc > 3                              ? std::atoll(argv[3])
+                       : mode == "decode" || mode == "state" ? 1
+                                                             : 512;
   const int repeats = argc > 4 ? std::atoi(argv[4]) : 5;
   if (threads < 1 || rows < 1 || repeats < 1 ||
-      (mode != "prefill" && mode != "decode" && mode != "training")) {
+      (mode != "prefill" && mode != "decode" && mode != "state" && mode != "training")) {
     fmt::print(stderr,
-               "penstock_kimi_bench [prefill|decode|training] [THREADS [ROWS [REPEATS]]]\n");
+               "penstock_kimi_bench [prefill|decode|state|training] [THREADS [ROWS [REPEATS]]]\n");
     return 2;
   }
   lone_thread = threads == 1;
-  if (mode == "training") {
+  if (mode == "state") {
+    Layer layer(threads, rows, repeats, true);
+    layer.BuildDelta();
+    layer.Measure();
+    layer.Print();
+    PrintStateRate(layer, threads, rows);
+  } else if (mode == "training") {
     Training(threads, rows, repeats);
   } else {
     Inference(mode == "decode", threads, rows, repeats);

@@ -40,7 +40,18 @@ class Ahead {
                         reinterpret_cast<const char*>(rows + count * s.padded)};
     }
     range_ = 0;
+    // What the other parts of a row leave for its products with the state.
+    const int64_t lines = (s.dim + 3 * count) * s.padded / 16;
+    const int64_t others = 5 * kPartLines + (count + 1) * s.padded / 16 * kPairLines;
+    key_lines_ = static_cast<int>(std::max<int64_t>(1, (lines - others + s.dim - 1) / s.dim));
   }
+
+  // Lines to take per key of the state's products.
+  int key_lines() const { return key_lines_; }
+
+  // Per pair and vector, and in each of five other parts: so many that memory is never idle.
+  static constexpr int kPairLines = 6;
+  static constexpr int kPartLines = 40;
 
   HWY_INLINE void Take(int lines) {
     for (; lines > 0 && range_ < 4; --lines) {
@@ -62,6 +73,7 @@ class Ahead {
 
   Range ranges_[4];
   int range_ = 4;  // nothing
+  int key_lines_ = 0;
 };
 
 // The working set of one head and chunk. Rows are `padded` floats, the rest of a row is zero.
@@ -95,9 +107,10 @@ HWY_INLINE void StateProducts(const Work& w, int64_t r, int64_t c) {
       sq[i][v] = hn::Zero(d);
     }
   }
+  [[maybe_unused]] const int ahead_lines = kAhead ? w.ahead->key_lines() : 0;
   for (int64_t key = 0; key < w.dim; ++key) {
     if constexpr (kAhead) {
-      w.ahead->Take(6);
+      w.ahead->Take(ahead_lines);
     }
     VF s[kV];
     PENSTOCK_UNROLL
@@ -175,7 +188,7 @@ HWY_INLINE Pair Products(const Work& w, int64_t i, int64_t j) {
   VF sk = hn::Zero(d);
   VF sq = hn::Zero(d);
   for (int64_t c = 0; c < w.padded; c += lanes) {
-    w.ahead->Take(6);
+    w.ahead->Take(Ahead::kPairLines);
     VF kj = hn::LoadU(d, w.keys + j * w.padded + c);
     if (i != j) {
       kj = hn::Mul(kj, ExpNonPositive(d, hn::Sub(hn::LoadU(d, w.decays + i * w.padded + c),
@@ -296,10 +309,13 @@ void Head(const DeltaHead& head, Tensor q, Tensor k, Tensor v, Tensor f, Tensor 
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = r + i - begin;
       const int64_t place = i * w.padded;
+      ahead.Take(Ahead::kPartLines);
       Normalize(w, at(q, row), query_scale, w.queries + place);
+      ahead.Take(Ahead::kPartLines);
       Normalize(w, at(k, row), 1.0F, w.keys + place);
       AddDecay(w, params, head.head, at(f, row), i == 0 ? nullptr : w.decays + place - w.padded,
                w.decays + place);
+      ahead.Take(2 * Ahead::kPartLines);
       for (int64_t c = 0; c < w.padded; c += lanes) {
         const VF e = ExpNonPositive(d, hn::LoadU(d, w.decays + place + c));
         hn::StoreU(hn::Mul(hn::LoadU(d, w.keys + place + c), e), d, w.k_decayed + place + c);
@@ -309,6 +325,7 @@ void Head(const DeltaHead& head, Tensor q, Tensor k, Tensor v, Tensor f, Tensor 
     AllStateProducts(w, begin, end);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = r + i - begin;
+      ahead.Take(Ahead::kPartLines);
       const float raw = b.Row<float>(sequence.first_row + row)[static_cast<size_t>(head.head)];
       const float beta = 1.0F / (1.0F + std::exp(-raw));
       FinishRow(w, i, at(v, row), beta, at(out, row));
