@@ -5,7 +5,7 @@
 
 Needs torch (CPU), safetensors and numpy from PyPI. The defaults are the model of
 docs/performance.md: 24 layers, 1024 wide, latent attention in every 4th layer and the last, blocks
-of 6 layers, 16 experts of which 4 are chosen, over a latent of 512: 0.7 billion parameters in
+of 6 layers, 16 experts of which 4 are chosen, over a latent of 512: 0.59 billion parameters in
 bfloat16. With --mxfp4 the experts are stored in 4 bits as the released checkpoint keeps them
 (weight_packed, weight_scale). --plain leaves attention residuals out. There is no tokenizer: use
 --tokens, or penstock bench.

@@ -67,7 +67,7 @@ class KimiTrain : public ::testing::TestWithParam<std::string> {
 TEST_P(KimiTrain, TwentyStepsGiveTheWeightsOfOneStage) {
   const std::string one = Train({"pipeline.stages=1"});
   ASSERT_EQ(one.size(), 64U) << one;
-  EXPECT_LT(last_["loss"].get<double>(), 4.0);  // ln 257 = 5.5 at the start
+  EXPECT_LT(last_["loss"].get<double>(), 4.5);  // ln 257 = 5.5 at the start
   for (const std::vector<std::string>& run : std::vector<std::vector<std::string>>{
            {"pipeline.schedule=1f1b", "pipeline.stages=3"},
            {"pipeline.schedule=interleaved-1f1b", "pipeline.stages=2", "pipeline.chunks=3"},
