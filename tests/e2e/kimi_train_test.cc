@@ -39,7 +39,7 @@ class KimiTrain : public ::testing::TestWithParam<std::string> {
         << "/configs/train/tiny\"\nsequence_tokens = 40\n"
         << "[pipeline]\nmicro_batches = 4\nmicro_batch = 1\n"
         << "[optimizer]\nlr = 3e-3\nwarmup_steps = 3\nclip_norm = 1.0\n"
-        << "[train]\nsteps = 20\nseed = 1\ndtype = \"f32\"\ncheckpoint_every = 0\nlog = \"log\"\n";
+        << "[train]\nsteps = 20\nseed = 1\ndtype = \"f32\"\ncheckpoint_every = 0\n";
   }
 
   std::string Path(const std::string& name) const { return folder_.path() + "/" + name; }
@@ -49,6 +49,7 @@ class KimiTrain : public ::testing::TestWithParam<std::string> {
     std::vector<std::string> arguments = {"train", Path("train.toml"), "--json", "--threads", "1",
                                           "--set"};
     arguments.push_back("train.folder=" + Path("run"));
+    arguments.push_back("train.log=" + Path("log"));
     arguments.insert(arguments.end(), more.begin(), more.end());
     const Finished finished =
         RunCommand(PenstockCommand(arguments, mpi_ranks), "", {"PENSTOCK_CACHE=" + Path("cache")});
