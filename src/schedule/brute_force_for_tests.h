@@ -14,6 +14,13 @@
 
 namespace penstock::brute {
 
+// A value that `from` makes and later stages read.
+struct LongValue {
+  std::string name;
+  int from = 0;
+  std::set<int> readers;
+};
+
 struct Problem {
   int ranks = 1, stages = 1, micro_batches = 1, slices = 1;
   std::function<int(int stage, int micro_batch)> rank_of;
@@ -23,16 +30,19 @@ struct Problem {
   int credits = 1;
   double limit = -1;  // shares; negative: none
   int chunks = 1;
+  std::vector<LongValue> long_values;
 };
 
 struct Cell {
   int rank, at;  // at: running number of the part on its rank
   int stage = -1, micro_batch = -1, slice = 0;
   std::string op;
+  std::string value;  // of a message or FREE; empty: the chain's
+  int peer = -1;      // of a message with '>'
 };
 
 inline Cell Read(const std::string& text, int rank, int at) {
-  Cell c{rank, at, -1, -1, 0, ""};
+  Cell c{rank, at, -1, -1, 0, "", "", -1};
   size_t i = 0;
   auto number = [&] {
     int n = 0;
@@ -48,7 +58,89 @@ inline Cell Read(const std::string& text, int rank, int at) {
     ++i;
     c.slice = number();
   }
+  if (i < text.size() && text[i] == ':') {
+    while (++i < text.size() && text[i] != '>')
+      c.value += text[i];
+  }
+  if (i < text.size() && text[i] == '>') {
+    ++i;
+    c.peer = number();
+  }
   return c;
+}
+
+inline bool IsMessage(const Cell& c) {
+  return c.op.substr(0, 5) == "SEND_" || c.op.substr(0, 5) == "RECV_";
+}
+
+inline int PeerOf(const Cell& message) {
+  if (message.peer >= 0)
+    return message.peer;
+  const bool up = message.op == "SEND_F" || message.op == "RECV_B";
+  return message.stage + (up ? 1 : -1);
+}
+
+// What tells messages of one stage and micro-batch apart.
+inline std::string FullName(const Cell& c) {
+  return c.value.empty() ? c.op : c.op + ':' + c.value + '>' + std::to_string(PeerOf(c));
+}
+
+inline Cell OtherEnd(const Cell& message) {
+  Cell other = message;
+  other.op = (message.op[0] == 'S' ? "RECV_" : "SEND_") + std::string(1, message.op.back());
+  other.stage = PeerOf(message);
+  other.peer = message.stage;
+  return other;
+}
+
+// Kinds of fault in what ranks hold of long values, each rank's cells one after the other.
+inline void LongValueFaults(const Problem& p, const std::vector<Cell>& all,
+                            const std::vector<std::vector<int>>& order, bool messages,
+                            std::set<std::string>& faults) {
+  for (const auto& mine : order) {
+    for (const LongValue& value : p.long_values) {
+      for (int j = 0; j < p.micro_batches; ++j) {
+        for (int k = 0; k < p.slices; ++k) {
+          bool here = false;
+          bool gone = false;
+          for (size_t n = 0; n < mine.size(); ++n) {
+            const Cell& c = all[static_cast<size_t>(mine[n])];
+            if (c.micro_batch != j || c.slice != k)
+              continue;
+            const bool compute = c.op.size() == 1;
+            const bool names_it = c.value == value.name;
+            const bool reads =
+                (compute && value.readers.count(c.stage) > 0) || (names_it && c.op == "SEND_F");
+            if (reads && gone)
+              faults.insert("order");
+            if (reads && !here && !gone && messages) {
+              bool later = false;
+              for (size_t m = n + 1; m < mine.size(); ++m) {
+                const Cell& d = all[static_cast<size_t>(mine[m])];
+                later = later || (d.micro_batch == j && d.slice == k &&
+                                  ((d.op == "RECV_F" && d.value == value.name) ||
+                                   (d.op == "F" && d.stage == value.from)));
+              }
+              faults.insert(later ? "order" : "missing");
+              here = true;
+            }
+            if ((c.op == "F" && c.stage == value.from) || (names_it && c.op == "RECV_F")) {
+              here = true;
+              gone = false;
+            }
+            if (names_it && c.op == "FREE") {
+              if (gone)
+                faults.insert("duplicate");
+              else if (!here && messages)
+                faults.insert("order");
+              here = false;
+              gone = true;
+            }
+          }
+        }
+      }
+    }
+  }
 }
 
 // Kinds of fault found: a subset of missing, duplicate, order, deadlock, unmatched, range,
@@ -67,6 +159,11 @@ inline std::set<std::string> Faults(const Problem& p) {
           continue;
         const Cell c = Read(text, r, at++);
         if (c.stage >= p.stages || c.micro_batch >= p.micro_batches || c.slice >= p.slices) {
+          faults.insert("range");
+          continue;
+        }
+        if (c.peer >= 0 &&
+            (c.peer >= p.stages || (c.op == "SEND_F" ? c.peer <= c.stage : c.peer >= c.stage))) {
           faults.insert("range");
           continue;
         }
@@ -90,8 +187,10 @@ inline std::set<std::string> Faults(const Problem& p) {
   using Name = std::tuple<std::string, int, int, int>;
   std::map<Name, int> first;
   for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i].op == "FREE")
+      continue;  // LongValueFaults
     if (!first
-             .emplace(Name{all[i].op, all[i].stage, all[i].micro_batch, all[i].slice},
+             .emplace(Name{FullName(all[i]), all[i].stage, all[i].micro_batch, all[i].slice},
                       static_cast<int>(i))
              .second) {
       faults.insert("duplicate");
@@ -105,7 +204,7 @@ inline std::set<std::string> Faults(const Problem& p) {
   bool messages = p.lowered;
   for (const Cell& c : all) {
     backward = backward || c.op == "B" || c.op == "I" || c.op == "W";
-    messages = messages || c.op.size() > 4;
+    messages = messages || IsMessage(c);
   }
   auto input = [&](int s, int j, int k) {
     return std::max(find("B", s, j, k), find("I", s, j, k));
@@ -189,24 +288,33 @@ inline std::set<std::string> Faults(const Problem& p) {
   std::vector<int> same(all.size());
   for (size_t i = 0; i < all.size(); ++i)
     same[i] = static_cast<int>(i);
-  std::map<std::tuple<bool, int, int, int>, std::pair<std::vector<int>, std::vector<int>>> edges;
+  std::map<std::tuple<bool, std::string, int, int>, std::pair<std::vector<int>, std::vector<int>>>
+      edges;
   for (int r = 0; r < p.ranks; ++r) {
     for (const int i : order[static_cast<size_t>(r)]) {
       const Cell& c = all[static_cast<size_t>(i)];
-      if (c.op.size() <= 4)
+      if (!IsMessage(c))
         continue;
       const bool send = c.op.substr(0, 4) == "SEND";
       const bool forward = c.op.back() == 'F';
-      const int peer = c.stage + ((send == forward) ? 1 : -1);
-      const int other = find((send ? "RECV_" : "SEND_") + std::string(1, c.op.back()), peer,
-                             c.micro_batch, c.slice);
+      const int peer = PeerOf(c);
+      const int other = find(FullName(OtherEnd(c)), peer, c.micro_batch, c.slice);
+      if (!c.value.empty() && p.rank_of(peer, c.micro_batch) == c.rank)
+        faults.insert("placement");
+      else if (!c.value.empty() && other < 0)
+        faults.insert("unmatched");
       if (other < 0 || all[static_cast<size_t>(other)].rank == c.rank ||
-          find(c.op, c.stage, c.micro_batch, c.slice) != i)
+          find(FullName(c), c.stage, c.micro_batch, c.slice) != i)
         continue;
+      if (!c.value.empty() && send && p.transport == 'p')
+        need(i, find("F", peer, c.micro_batch, c.slice));
+      if (!c.value.empty() && send && p.transport != 'p' && p.transport != 'r')
+        need(i, other);
       if (p.transport == 'r' && !send)
         same[static_cast<size_t>(i)] = other;
-      const int low = std::min(c.stage, peer);
-      auto& edge = edges[{forward, low, send ? r : all[static_cast<size_t>(other)].rank,
+      const std::string way = c.value + ' ' + std::to_string(std::min(c.stage, peer)) + ' ' +
+                              std::to_string(std::max(c.stage, peer));
+      auto& edge = edges[{forward, way, send ? r : all[static_cast<size_t>(other)].rank,
                           send ? all[static_cast<size_t>(other)].rank : r}];
       (send ? edge.first : edge.second).push_back(i);
     }
@@ -219,6 +327,7 @@ inline std::set<std::string> Faults(const Problem& p) {
       }
     }
   }
+  LongValueFaults(p, all, order, messages, faults);
   // A cycle among the (merged) nodes.
   std::vector<std::set<int>> merged(all.size());
   for (size_t i = 0; i < all.size(); ++i) {

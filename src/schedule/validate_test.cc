@@ -294,8 +294,9 @@ class Mutator {
 
   int Below(int n) { return static_cast<int>(random_() % static_cast<uint32_t>(n)); }
 
-  // One change that may or may not break the schedule. Its name.
-  std::string Change(Schedule& s) {
+  // One change that may or may not break the schedule. Its name. With `in_place` only those that
+  // leave every action what it is, but for its micro-batch.
+  std::string Change(Schedule& s, bool in_place = false) {
     const auto r = static_cast<size_t>(Below(s.num_ranks()));
     auto& program = s.ranks[r];
     if (program.empty())
@@ -303,7 +304,8 @@ class Mutator {
     const auto i = static_cast<size_t>(Below(static_cast<int>(program.size())));
     const auto j = static_cast<size_t>(Below(static_cast<int>(program.size())));
     Ungroup(program);
-    switch (Below(9)) {
+    constexpr int kInPlace[] = {0, 1, 2, 3, 5, 6, 8};
+    switch (in_place ? kInPlace[Below(7)] : Below(9)) {
       case 0:
         program.erase(program.begin() + static_cast<long>(i));
         return "drop";
@@ -370,13 +372,19 @@ brute::Problem ToBrute(const Schedule& s, const Transport& transport, double lim
   p.rank_of = [&s](int stage, int micro_batch) {
     return s.RankOf(StageId(stage), MicroBatchId(micro_batch)).value();
   };
+  for (const Edge& edge : s.edges) {
+    brute::LongValue value{edge.name, edge.from.value(), {}};
+    for (const StageId reader : edge.to)
+      value.readers.insert(reader.value());
+    p.long_values.push_back(value);
+  }
   for (const auto& program : s.ranks) {
     p.rows.emplace_back();
     for (const Action& a : program) {
       if (a.joined) {
-        p.rows.back().back().push_back(ActionText(a));
+        p.rows.back().back().push_back(ActionText(a, s.edges));
       } else {
-        p.rows.back().push_back({ActionText(a)});
+        p.rows.back().push_back({ActionText(a, s.edges)});
       }
     }
   }
@@ -435,6 +443,69 @@ TEST(Validate, AgreesWithBruteForceOnTenThousandRandomSchedules) {
   for (const char* kind :
        {"missing", "duplicate", "order", "deadlock", "unmatched", "range", "placement", "memory"}) {
     EXPECT_GT(kinds[kind], 50) << kind;
+  }
+}
+
+// The same for values that skip stages: sent, received, read and released.
+TEST(Validate, AgreesWithBruteForceOnValuesThatSkipStages) {
+  Mutator random(20261130);
+  std::map<std::string, int> kinds;
+  int illegal = 0;
+  constexpr int kCases = 2500;
+  for (int n = 0; n < kCases; ++n) {
+    const auto generators = Generators();
+    const GeneratorInfo& info =
+        generators[static_cast<size_t>(random.Below(static_cast<int>(generators.size())))];
+    const int v = info.any_chunks ? 1 + random.Below(2) : 0;
+    Schedule s =
+        Generate(info.name, {2 + random.Below(3), 1 + random.Below(3), v, info.default_slices})
+            .value();
+    s.ring = false;
+    for (int e = 1 + random.Below(3); e > 0 && s.num_stages() > 1; --e) {
+      const int from = random.Below(s.num_stages() - 1);
+      Edge edge{fmt::format("x{}", e), EdgeKind::kValue, StageId(from), {}, 1};
+      for (int to = from + 1; to < s.num_stages(); ++to) {
+        if (random.Below(2) == 0 || (edge.to.empty() && to + 1 == s.num_stages()))
+          edge.to.emplace_back(to);
+      }
+      s.edges.push_back(edge);
+    }
+    LowerOptions lower;
+    lower.route = random.Below(2) == 0 ? LongRoute::kNearest : LongRoute::kDirect;
+    lower.naive = random.Below(4) == 0;
+    s = AddCommunication(s, lower).value();
+    if (random.Below(4) > 0)
+      s = ReleaseValues(s).value();
+    constexpr TransportKind kTransports[] = {TransportKind::kCredits, TransportKind::kPosted,
+                                             TransportKind::kBuffered, TransportKind::kRendezvous};
+    const Transport transport{kTransports[random.Below(4)], 1 + random.Below(2)};
+    std::string changes;
+    for (int c = random.Below(3); c > 0; --c)
+      changes += random.Change(s, true) + ", ";
+    const Report report = Validate(s, {.transport = transport});
+    const Set mine = Kinds(report);
+    const Set theirs = brute::Faults(ToBrute(s, transport, -1));
+    ASSERT_EQ(mine.empty(), theirs.empty())
+        << n << " " << changes << TransportKindText(transport.kind) << transport.credits
+        << "\nbrute force: " << fmt::format("{}", fmt::join(theirs, " ")) << "\n"
+        << FormatProblems(s, report) << WriteNative(s);
+    if (mine.empty())
+      continue;
+    ++illegal;
+    Set common;
+    std::set_intersection(mine.begin(), mine.end(), theirs.begin(), theirs.end(),
+                          std::inserter(common, common.begin()));
+    ASSERT_FALSE(common.empty()) << n << " " << changes << fmt::format("{}", fmt::join(theirs, " "))
+                                 << "\n"
+                                 << FormatProblems(s, report);
+    for (const std::string& kind : common)
+      ++kinds[kind];
+  }
+  EXPECT_GE(illegal, kCases / 3);
+  EXPECT_GE(kCases - illegal, kCases / 5);
+  for (const char* kind :
+       {"missing", "duplicate", "order", "deadlock", "unmatched", "range", "placement"}) {
+    EXPECT_GT(kinds[kind], 20) << kind;
   }
 }
 
