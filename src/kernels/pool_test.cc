@@ -1,9 +1,12 @@
 // The thread pool: every share runs once, whatever the number of threads and cores.
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sched.h>
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -45,6 +48,64 @@ TEST(ThreadPool, ASleepingPoolWakesAndWhatItWroteIsSeen) {
       EXPECT_EQ(values[static_cast<size_t>(t)], round * 10 + t);
     }
   }
+}
+
+std::atomic<bool> held{false};
+std::atomic<bool> let_go{false};
+
+extern "C" void HoldThread(int /*signal*/) {
+  held = true;
+  while (!let_go) {
+    sched_yield();
+  }
+}
+
+TEST(ThreadPool, AThreadThatIsOffItsCoreIsNotWaitedFor) {
+  ThreadPool pool(2, {});
+  std::atomic<pthread_t> worker{};
+  std::atomic<bool> known{false};
+  pool.Run([&](int share) {
+    if (share == 1) {
+      worker = pthread_self();
+      known = true;
+    } else {
+      while (!known) {
+        std::this_thread::yield();
+      }
+    }
+  });
+  ASSERT_FALSE(pthread_equal(worker, pthread_self()));
+  // Between two rounds the other thread is held inside a signal's handler, as a scheduler would.
+  held = false;
+  let_go = false;
+
+  struct sigaction action {};
+
+  struct sigaction before {};
+
+  action.sa_handler = HoldThread;
+  ASSERT_EQ(sigaction(SIGUSR2, &action, &before), 0);
+  ASSERT_EQ(pthread_kill(worker, SIGUSR2), 0);
+  while (!held) {
+    std::this_thread::yield();
+  }
+  std::vector<int> runs(2);
+  for (int round = 0; round < 100; ++round) {
+    pool.Run([&](int share) {
+      EXPECT_TRUE(pthread_equal(pthread_self(), worker) == 0);
+      ++runs[static_cast<size_t>(share)];
+    });
+  }
+  EXPECT_EQ(runs, (std::vector<int>{100, 100}));
+  let_go = true;
+  // It comes back to rounds that are over, and takes part in later ones.
+  std::vector<std::atomic<int>> later(2);
+  for (int round = 0; round < 100; ++round) {
+    pool.Run([&](int share) { ++later[static_cast<size_t>(share)]; });
+  }
+  EXPECT_EQ(later[0].load(), 100);
+  EXPECT_EQ(later[1].load(), 100);
+  ASSERT_EQ(sigaction(SIGUSR2, &before, nullptr), 0);
 }
 
 TEST(ThreadPool, BindingToCoresThatDoNotExistIsOnlyAWish) {

@@ -63,7 +63,9 @@ int UsableCores() {
 }
 
 ThreadPool::ThreadPool(int threads, const std::vector<int>& cores)
-    : threads_(threads), spin_(threads <= UsableCores()) {
+    : threads_(threads),
+      spin_(threads <= UsableCores()),
+      taken_(std::make_unique<Taken[]>(static_cast<size_t>(std::max(threads, 1)))) {
   PENSTOCK_CHECK(threads >= 1, "a pool has a thread");
   if (!cores.empty()) {
     BindTo(cores[0]);
@@ -81,7 +83,7 @@ ThreadPool::ThreadPool(int threads, const std::vector<int>& cores)
 }
 
 ThreadPool::~ThreadPool() {
-  stop_ = true;
+  stop_.store(true, std::memory_order_relaxed);
   round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();
   for (std::thread& worker : workers_) {
@@ -107,13 +109,25 @@ uint32_t ThreadPool::Await(const std::atomic<uint32_t>& value, uint32_t old) con
   return now;
 }
 
+bool ThreadPool::Take(int share, uint32_t round) {
+  uint32_t before = round - 1;
+  return taken_[static_cast<size_t>(share)].round.compare_exchange_strong(
+      before, round, std::memory_order_acq_rel, std::memory_order_relaxed);
+}
+
 void ThreadPool::RunErased(Entry entry, void* context) {
   entry_ = entry;
   context_ = context;
   running_.store(static_cast<uint32_t>(threads_ - 1), std::memory_order_relaxed);
-  round_.fetch_add(1, std::memory_order_release);
+  const uint32_t round = round_.fetch_add(1, std::memory_order_release) + 1;
   round_.notify_all();
   entry(context, 0);
+  for (int share = 1; share < threads_; ++share) {
+    if (Take(share, round)) {
+      entry(context, share);
+      running_.fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
   for (uint32_t left = running_.load(std::memory_order_acquire); left != 0;) {
     left = Await(running_, left);
   }
@@ -123,8 +137,11 @@ void ThreadPool::Loop(int thread) {
   uint32_t seen = 0;
   for (;;) {
     seen = Await(round_, seen);
-    if (stop_) {
+    if (stop_.load(std::memory_order_relaxed)) {
       return;
+    }
+    if (!Take(thread, seen)) {
+      continue;
     }
     entry_(context_, thread);
     if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {

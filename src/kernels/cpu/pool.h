@@ -1,11 +1,14 @@
-// A device's threads. Work is dealt in fixed shares: share t of T always goes to thread t, and what
-// is computed for one element never depends on the share it lies in, so results don't depend on the
-// number of threads.
+// A device's threads. Work is dealt in fixed shares, one per thread, and what is computed for one
+// element never depends on the share it lies in, so results don't depend on the number of threads.
+// Share t is thread t's, unless that thread has not begun when the caller is done with its own:
+// then the caller takes it. On a machine that others use, too, a thread may be off its core for
+// many milliseconds, many times as long as an operation; nobody waits for it then.
 
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -25,7 +28,8 @@ class ThreadPool {
 
   int threads() const { return threads_; }
 
-  // Calls body(thread) once on every thread and returns when all are done.
+  // Calls body(share) once for each share in [0, threads) and returns when all are done. Bodies
+  // must not wait for each other: one thread may run several, one after the other.
   template <class Body>
   void Run(Body&& body) {
     if (threads_ == 1) {
@@ -33,7 +37,7 @@ class ThreadPool {
       return;
     }
     using Plain = std::remove_reference_t<Body>;
-    RunErased([](void* context, int thread) { (*static_cast<Plain*>(context))(thread); },
+    RunErased([](void* context, int share) { (*static_cast<Plain*>(context))(share); },
               const_cast<void*>(static_cast<const void*>(&body)));
   }
 
@@ -57,10 +61,17 @@ class ThreadPool {
   }
 
  private:
-  using Entry = void (*)(void* context, int thread);
+  using Entry = void (*)(void* context, int share);
+
+  // The last round whose share was taken.
+  struct alignas(64) Taken {
+    std::atomic<uint32_t> round{0};
+  };
 
   void RunErased(Entry entry, void* context);
   void Loop(int thread);
+  // True for one caller per share and round. REQUIRES: the rounds before had all shares taken.
+  bool Take(int share, uint32_t round);
   // Waits until `value` differs from `old`; returns the new value.
   uint32_t Await(const std::atomic<uint32_t>& value, uint32_t old) const;
 
@@ -68,7 +79,8 @@ class ThreadPool {
   bool spin_ = false;
   Entry entry_ = nullptr;
   void* context_ = nullptr;
-  bool stop_ = false;
+  std::atomic<bool> stop_{false};
+  std::unique_ptr<Taken[]> taken_;
   alignas(64) std::atomic<uint32_t> round_{0};
   alignas(64) std::atomic<uint32_t> running_{0};
   std::vector<std::thread> workers_;
