@@ -8,8 +8,8 @@ Both cut the same Llama into 2 stages, one process of one thread each, and run t
 (1F1B) on the same micro-batches (--micro-batches of --tokens tokens, one sequence each), with the
 norm clipped to 1 and AdamW. PyTorch: torch.distributed.pipelining over gloo, a Llama written with
 scaled_dot_product_attention and rms_norm, fused AdamW, memory that the allocator keeps, in float32
-and with bf16 autocast. Penstock: random weights from a config.json, `train.dtype` f32 and bf16, over MPI (--transport threads: ranks
-as threads of one process).
+and with bf16 autocast. Penstock: random weights from a config.json, `train.dtype` f32 and bf16,
+over MPI (--transport threads: ranks as threads of one process).
 
 Models: 135m is SmolLM2-135M (tied embedding, whose gradients are reduced between the stages on both
 sides), 350m has 20 layers of width 1024 and its own head. Engines run by turns, --repeat turns
@@ -195,9 +195,15 @@ def worker(a: argparse.Namespace) -> None:
 
 
 class Torch:
-    """Both stages, idle between turns."""
+    """Both stages; between turns they are idle, or gone with --restart."""
 
     def __init__(self, a: argparse.Namespace, types: list[str]):
+        self.a, self.types, self.workers = a, types, []
+        if not a.restart:
+            self.start()
+
+    def start(self) -> None:
+        a = self.a
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             port = s.getsockname()[1]
@@ -211,10 +217,18 @@ class Torch:
              "--tokens", str(a.tokens), "--micro-batches", str(a.micro_batches)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
             for r in range(STAGES)]
-        for dtype in types:
-            self.ask("warm", dtype, 1)
+        for dtype in self.types:
+            self.send("warm", dtype, 1)
 
-    def ask(self, kind: str, dtype: str, steps: int) -> list[float]:
+    def ask(self, dtype: str, steps: int) -> list[float]:
+        if not self.workers:
+            self.start()
+        found = self.send("step", dtype, steps)
+        if self.a.restart:
+            self.close()
+        return found
+
+    def send(self, kind: str, dtype: str, steps: int) -> list[float]:
         for w in self.workers:
             w.stdin.write(f"{kind} {dtype} {steps}\n")
             w.stdin.flush()
@@ -228,6 +242,7 @@ class Torch:
             w.stdin.close()
         for w in self.workers:
             w.wait()
+        self.workers = []
 
 
 # ---- Penstock: one run per turn ----
@@ -304,6 +319,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--steps", type=int, default=1, help="measured steps of a turn")
     parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--restart", action="store_true",
+                        help="PyTorch's processes end with their turn: where memory is short")
     parser.add_argument("--text", default="/usr/share/common-licenses")
     parser.add_argument("--tokenizer", default=str(CACHE / "SmolLM2-135M-Instruct.Q4_1.gguf"))
     parser.add_argument("--json", type=pathlib.Path, help="also write all samples here")
@@ -326,8 +343,7 @@ def main() -> None:
         for turn in range(a.repeat):
             for name in list(engines) if turn % 2 == 0 else list(engines)[::-1]:
                 for dtype in types:
-                    found = (engines[name].ask("step", dtype, a.steps) if name == "torch"
-                             else engines[name].ask(dtype, a.steps))
+                    found = engines[name].ask(dtype, a.steps)
                     seconds.setdefault((name, dtype), []).extend(found)
                     print(f"  {name} {dtype} {turn + 1}/{a.repeat}: "
                           + ", ".join(f"{s:.2f} s" for s in found), file=sys.stderr)

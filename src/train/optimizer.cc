@@ -158,6 +158,9 @@ Result<> RankOptimizer::Optimize(StageId /*stage*/, std::span<const int32_t> par
 
 void RankOptimizer::set_calibrating(bool calibrating) {
   calibrating_ = calibrating;
+  if (calibrating) {
+    return;
+  }
   for (State& state : states_) {
     device_.Fill(Flat(state.m), 0.0F);
     device_.Fill(Flat(state.v), 0.0F);
