@@ -10,8 +10,9 @@ namespace penstock::comm {
 namespace {
 
 std::vector<Result<>> RunRanks(int size,
-                               const std::function<Result<>(Channel&, MemoryAccount&)>& body) {
-  auto channels = CreateInProcessChannels(size);
+                               const std::function<Result<>(Channel&, MemoryAccount&)>& body,
+                               bool spin = false) {
+  auto channels = CreateInProcessChannels(size, spin);
   std::vector<Result<>> results(static_cast<size_t>(size));
   std::vector<MemoryAccount> accounts(static_cast<size_t>(size));
   std::vector<std::thread> threads;
@@ -30,21 +31,21 @@ std::vector<Result<>> RunRanks(int size,
   return results;
 }
 
-class InProcess : public ::testing::TestWithParam<std::tuple<int, int>> {};
+class InProcess : public ::testing::TestWithParam<std::tuple<int, int, bool>> {};
 
 TEST_P(InProcess, KeepsTheContract) {
-  const auto [size, credits] = GetParam();
+  const auto [size, credits, spin] = GetParam();
   ContractSetup setup;
   setup.credits = credits;
-  for (const Result<>&result :
-       RunRanks(size, [&](Channel&c, MemoryAccount&a) { return ChannelContract(c, a, setup); })) {
+  const auto body = [&setup](Channel& c, MemoryAccount& a) { return ChannelContract(c, a, setup); };
+  for (const Result<>& result : RunRanks(size, body, spin)) {
     EXPECT_TRUE(result.ok()) << result.error().message;
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, InProcess,
                          ::testing::Combine(::testing::Values(1, 2, 3, 5),
-                                            ::testing::Values(1, 2, 4)));
+                                            ::testing::Values(1, 2, 4), ::testing::Bool()));
 
 TEST(Channel, NamesLaneTagAndPeerWhenTheDeadlinePasses) {
   const auto results = RunRanks(2, [](Channel& channel, MemoryAccount& account) -> Result<> {

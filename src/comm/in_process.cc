@@ -1,5 +1,7 @@
 // Ranks as threads: a lane is a ring of K buffers under the hub's lock of the receiving rank.
 
+#include <immintrin.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -16,6 +18,8 @@ namespace penstock::comm {
 namespace {
 
 using std::chrono::duration;
+
+constexpr auto kLook = std::chrono::milliseconds(2);
 
 struct LaneOrder {
   bool operator()(const Lane& a, const Lane& b) const {
@@ -44,12 +48,20 @@ struct LaneState {
 struct Mailbox {
   std::mutex mutex;
   std::condition_variable changed;
+  std::atomic<uint64_t> changes{0};  // for those that look without the lock
+
+  void Notify() {
+    changes.fetch_add(1, std::memory_order_release);
+    changed.notify_all();
+  }
+
   std::map<Lane, LaneState, LaneOrder> lanes;
 };
 
 struct Hub {
-  explicit Hub(int size) : mailboxes(static_cast<size_t>(size)) {}
+  Hub(int size, bool spins) : spin(spins), mailboxes(static_cast<size_t>(size)) {}
 
+  const bool spin;
   std::vector<Mailbox> mailboxes;
   std::mutex error_mutex;
   std::optional<Error> error;
@@ -65,7 +77,7 @@ struct Hub {
     failed.store(true);
     for (Mailbox& box : mailboxes) {
       const std::lock_guard lock(box.mutex);
-      box.changed.notify_all();
+      box.Notify();
     }
   }
 
@@ -112,7 +124,7 @@ class InProcessChannel final : public Channel {
     Mailbox& box = Box(lane);
     const std::lock_guard lock(box.mutex);
     box.lanes[lane] = std::move(state);
-    box.changed.notify_all();
+    box.Notify();
     return {};
   }
 
@@ -154,7 +166,7 @@ class InProcessChannel final : public Channel {
     lock.lock();
     slot->arrived = Clock::now();
     slot->state = Slot::State::kFilled;
-    box.changed.notify_all();
+    box.Notify();
     counters_.messages_sent += 1;
     counters_.bytes_sent += bytes;
     return {};
@@ -210,10 +222,35 @@ class InProcessChannel final : public Channel {
     return found;
   }
 
+  // Looks for a short while whether `stop` has come.
+  template <class Condition>
+  static bool Look(const Mailbox& box, std::unique_lock<std::mutex>& lock, const Condition& stop) {
+    const Clock::time_point end = Clock::now() + kLook;
+    while (!stop()) {
+      const uint64_t seen = box.changes.load(std::memory_order_acquire);
+      lock.unlock();
+      bool late = false;
+      while (box.changes.load(std::memory_order_acquire) == seen && !late) {
+        for (int i = 0; i < 64; ++i) {
+          _mm_pause();
+        }
+        late = Clock::now() >= end;
+      }
+      lock.lock();
+      if (late) {
+        return stop();
+      }
+    }
+    return true;
+  }
+
   // Waits until `done`, the deadline, or a failure of any rank. False when the deadline came first.
   template <class Condition>
   bool Wait(Mailbox& box, std::unique_lock<std::mutex>& lock, double deadline_s, Condition done) {
     const auto stop = [&] { return hub_->failed.load() || done(); };
+    if (hub_->spin && Look(box, lock, stop)) {
+      return true;
+    }
     if (deadline_s <= 0) {
       box.changed.wait(lock, stop);
       return true;
@@ -245,13 +282,13 @@ class InProcessChannel final : public Channel {
           deadline_s, LaneText(lane), which, lane.source);
     }
     slot->state = Slot::State::kTaken;
-    box.changed.notify_all();
+    box.Notify();
     return Message(slot->header,
                    {slot->buffer.data(), static_cast<size_t>(slot->header.payload_bytes())},
                    slot->arrived, [&box, slot] {
                      const std::lock_guard release(box.mutex);
                      slot->state = Slot::State::kFree;
-                     box.changed.notify_all();
+                     box.Notify();
                    });
   }
 
@@ -270,8 +307,8 @@ int64_t LaneBufferBytes(const LaneOptions& options, bool receiving, bool across_
   return across_processes ? options.credits * (options.max_bytes + header) : 0;
 }
 
-std::vector<std::unique_ptr<Channel>> CreateInProcessChannels(int size) {
-  auto hub = std::make_shared<Hub>(size);
+std::vector<std::unique_ptr<Channel>> CreateInProcessChannels(int size, bool spin) {
+  auto hub = std::make_shared<Hub>(size, spin);
   std::vector<std::unique_ptr<Channel>> channels;
   for (int rank = 0; rank < size; ++rank) {
     channels.push_back(std::make_unique<InProcessChannel>(hub, rank));

@@ -45,7 +45,8 @@ Result<> RunThreads(int32_t ranks, int64_t limit_bytes, const TrainOptions& opti
   for (int32_t r = 0; r < ranks; ++r) {
     accounts.push_back(std::make_unique<MemoryAccount>(limit_bytes));
   }
-  auto channels = comm::CreateInProcessChannels(ranks);
+  const bool spin = ranks * static_cast<int64_t>(options.threads) <= kernels::UsableCores();
+  auto channels = comm::CreateInProcessChannels(ranks, spin);
   const auto run = [&](int32_t r, std::unique_ptr<kernels::Device> own) {
     const auto at = static_cast<size_t>(r);
     Result<> result = body(*channels[at], *accounts[at], std::move(own));
