@@ -98,13 +98,18 @@ Json ReportJson(const schedule::ScheduleText& read, const schedule::Report& repo
   return json;
 }
 
-// A file that can't be read: the place as rank and cell where it is a CSV's.
+// A file that can't be read: the place as row and column, of a CSV also as rank and cell.
 Json UnreadableJson(const Error& error, const schedule::TextPlace& place) {
   Problem problem;
   problem.kind = ProblemKind::kParse;
-  problem.rank = place.row - 1;
-  problem.position = place.column - 1;
+  if (place.cells) {
+    problem.rank = place.row - 1;
+    problem.position = place.column - 1;
+  }
   problem.message = error.message;
+  Json json = ErrorJson(problem);
+  json["row"] = place.row > 0 ? Json(place.row) : Json(nullptr);
+  json["column"] = place.column > 0 ? Json(place.column) : Json(nullptr);
   return {{"ok", false},
           {"dialect", nullptr},
           {"p", nullptr},
@@ -115,7 +120,7 @@ Json UnreadableJson(const Error& error, const schedule::TextPlace& place) {
           {"lowered", nullptr},
           {"makespan_slots", nullptr},
           {"peak_activations", Json::array()},
-          {"errors", Json::array({ErrorJson(problem)})}};
+          {"errors", Json::array({std::move(json)})}};
 }
 
 void PrintGood(const schedule::ScheduleText& read, const schedule::Report& report,

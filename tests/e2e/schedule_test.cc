@@ -142,6 +142,15 @@ TEST(CheckVerb, FilesThatCannotBeReadGiveStatusTwoWithRowAndColumn) {
   EXPECT_EQ(json["errors"][0]["kind"], "parse");
   EXPECT_EQ(json["errors"][0]["rank"], 1);
   EXPECT_EQ(json["errors"][0]["position"], 1);
+  const std::string native =
+      Write(folder, "bad", "penstock-schedule 1\nranks 1\nmicro-batches 1\nrank 0\n  0F0 0X0\n");
+  const Finished words = RunPenstock({"check", native, "--json"});
+  EXPECT_EQ(words.status, 2);
+  const Json error = ParseOutput(words)["errors"][0];
+  EXPECT_EQ(error["row"], 5);
+  EXPECT_EQ(error["column"], 7);
+  EXPECT_TRUE(error["rank"].is_null());  // a line of this form is no rank
+  EXPECT_TRUE(error["position"].is_null());
   EXPECT_EQ(RunPenstock({"check", folder.path() + "/none"}).status, 2);
   EXPECT_EQ(RunPenstock({"check"}).status, 2);
   const std::string good = Write(folder, "good.csv", "0F0,0B0\n");

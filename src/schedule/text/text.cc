@@ -54,7 +54,7 @@ std::string StemOf(const std::string& path) {
 Error TextError(std::string_view part, const std::string& source, int row, int column,
                 std::string_view got, std::string_view wanted, TextPlace* place) {
   if (place != nullptr)
-    *place = {row, column};
+    *place = {row, column, part == "csv"};
   std::string where = source;
   if (row > 0)
     where += fmt::format(":{}", row);

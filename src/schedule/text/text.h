@@ -31,6 +31,7 @@ Result<Dialect> ParseDialect(std::string_view text);
 struct TextPlace {
   int row = 0;
   int column = 0;
+  bool cells = false;  // a CSV: the row is that of rank row - 1, the column counts its cells
 };
 
 struct ScheduleText {
