@@ -172,6 +172,51 @@ TEST(Validate, AnOverlongMemoryNamesItsOwners) {
   EXPECT_EQ(bytes.peak_bytes, (std::vector<double>{200, 160}));
 }
 
+// What the hint says is done: the schedule is legal then.
+TEST(Validate, TheNearestLegalOrderIsLegal) {
+  struct Case {
+    const char* csv;
+    TransportKind kind;
+    const char* hint;
+    const char* mended;
+  };
+
+  const Case cases[] = {
+      // A RECV in front of the SEND that its own sender waits for.
+      {"0F0,0RECV_B0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", TransportKind::kCredits,
+       "nearest legal order: 0SEND_F0 on rank 0 at cell 1 instead of 2",
+       "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"},
+      // The same in front of what makes it: the RECV has to go back.
+      {"0RECV_B0,0F0,0SEND_F0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", TransportKind::kCredits,
+       "nearest legal order: 0RECV_B0 on rank 0 at cell 2 instead of 0",
+       "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"},
+      // Both ranks send first.
+      {"0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+       "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n",
+       TransportKind::kRendezvous, "nearest legal order: 1RECV_F1 on rank 1 at cell 3 instead of 4",
+       "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
+       "1RECV_F0,1F0,1B0,1RECV_F1,1SEND_B0,1F1,1B1,1SEND_B1\n"},
+  };
+  for (const Case& one : cases) {
+    const ValidateOptions options{.transport = {one.kind, 1}};
+    const Report report = Validate(FromCsv(one.csv), options);
+    ASSERT_EQ(report.problems.size(), 1U) << one.csv;
+    EXPECT_EQ(report.problems[0].kind, ProblemKind::kDeadlock);
+    EXPECT_NE(report.problems[0].message.find(one.hint), std::string::npos)
+        << report.problems[0].message;
+    EXPECT_TRUE(Validate(FromCsv(one.mended), options).ok());
+  }
+  // More than one thing is wrong: no promise.
+  const Report two =
+      Validate(FromCsv("0RECV_B0,0RECV_B1,0F0,0SEND_F0,0F1,0SEND_F1,0B0,0B1\n"
+                       "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n"));
+  ASSERT_EQ(two.problems.size(), 1U);
+  EXPECT_EQ(two.problems[0].message.find("nearest legal order"), std::string::npos);
+  EXPECT_NE(two.problems[0].message.find("a first step towards a legal order: 0RECV_B0"),
+            std::string::npos)
+      << two.problems[0].message;
+}
+
 // The limit is passed early, the peak comes later and is that of other actions.
 TEST(Validate, AMemoryRefusalNamesTimeAndOwnersOfThePeak) {
   const Report report = Validate(

@@ -369,34 +369,102 @@ class Runner {
     return text + Hint(path, waits, first);
   }
 
-  // Where an awaited action of the cycle could run now, its rank's order is the only thing in the
-  // way.
-  std::string Hint(const std::vector<int>& path, const std::vector<Wait>& waits,
-                   size_t first) const {
+  // An action of a rank's list that would stand elsewhere.
+  struct Move {
+    int rank;
+    int64_t from;
+    int64_t to;
+  };
+
+  // Moves that would let the cycle go on: an awaited action that could run now comes first; a RECV
+  // that holds up what others wait for stands right before what needs it.
+  std::vector<Move> MovesThatHelp(const std::vector<int>& path, const std::vector<Wait>& waits,
+                                  size_t first) const {
+    std::vector<Move> moves;
     for (size_t i = first; i < path.size(); ++i) {
       const Wait& wait = waits[i];
-      if (wait.index < 0 || !CouldRunNow(wait.rank, At(wait.rank, wait.index), wait.index))
-        continue;
-      const auto next = static_cast<int64_t>(next_[static_cast<size_t>(wait.rank)]);
-      return fmt::format("\n  nearest legal order: {} on rank {} at cell {} instead of {}",
-                         proof_.problems.TextAt(wait.rank, wait.index), wait.rank,
-                         proof_.problems.CellOf(wait.rank, next),
-                         proof_.problems.CellOf(wait.rank, wait.index));
+      if (wait.index >= 0 && CouldRunNow(wait.rank, At(wait.rank, wait.index), wait.index)) {
+        moves.push_back(
+            {wait.rank, wait.index, static_cast<int64_t>(next_[static_cast<size_t>(wait.rank)])});
+      }
     }
-    return "";
+    for (size_t i = first; i < path.size(); ++i) {
+      const auto next = static_cast<int64_t>(next_[static_cast<size_t>(path[i])]);
+      const int64_t reader = ReaderOf(path[i], next);
+      if (reader > next + 1)
+        moves.push_back({path[i], next, reader - 1});
+    }
+    return moves;
+  }
+
+  // Where the computation stands that a RECV brings its input; -1: nowhere after it, or no RECV.
+  int64_t ReaderOf(int rank, int64_t index) const {
+    const Action& recv = At(rank, index);
+    if (!IsRecv(recv.kind))
+      return -1;
+    const TripleTable::Entry& entry = proof_.triples[proof_.triples.IndexOf(recv)];
+    const int32_t reader = recv.kind == OpKind::kRecvForward ? entry.forward : entry.input;
+    return reader > index ? reader : -1;
+  }
+
+  bool IsLegalWith(const Move& move) const {
+    Schedule moved = schedule_;
+    auto& program = moved.ranks[static_cast<size_t>(move.rank)];
+    const auto from = program.begin() + move.from;
+    const auto to = program.begin() + move.to;
+    const auto [low, high] = std::minmax(from, to);
+    if (std::any_of(low, high + 1, [](const Action& a) { return a.joined; }))
+      return false;  // cells would fall apart
+    if (from < to) {
+      std::rotate(from, from + 1, to + 1);
+    } else {
+      std::rotate(to, from, from + 1);
+    }
+    ValidateOptions options = proof_.options;
+    options.activation_limit.clear();
+    options.max_problems = 0;  // none is worded, so this does not come here again
+    return Validate(moved, options).ok();
+  }
+
+  // One move that makes the schedule legal; else one that leads on.
+  std::string Hint(const std::vector<int>& path, const std::vector<Wait>& waits,
+                   size_t first) const {
+    constexpr size_t kTried = 4;
+    std::vector<Move> moves = MovesThatHelp(path, waits, first);
+    if (moves.empty())
+      return "";
+    moves.resize(std::min(moves.size(), kTried));
+    const auto legal = std::find_if(moves.begin(), moves.end(),
+                                    [this](const Move& move) { return IsLegalWith(move); });
+    const Move& move = legal == moves.end() ? moves.front() : *legal;
+    return fmt::format(
+        "\n  {}: {} on rank {} at cell {} instead of {}",
+        legal == moves.end() ? "a first step towards a legal order" : "nearest legal order",
+        proof_.problems.TextAt(move.rank, move.from), move.rank,
+        proof_.problems.CellOf(move.rank, move.to), proof_.problems.CellOf(move.rank, move.from));
   }
 
   bool CouldRunNow(int rank, const Action& a, int64_t index) const {
-    if (IsRecv(a.kind))
-      return sent_[static_cast<size_t>(
-                 proof_.message_of[static_cast<size_t>(rank)][static_cast<size_t>(index)])] !=
-             kNotYet;
+    const auto next = static_cast<int32_t>(next_[static_cast<size_t>(rank)]);
+    const int32_t id =
+        IsMessage(a.kind) ? proof_.message_of[static_cast<size_t>(rank)][static_cast<size_t>(index)]
+                          : -1;
+    if (IsRecv(a.kind)) {
+      return id >= 0 &&
+             (kind_ == TransportKind::kRendezvous || sent_[static_cast<size_t>(id)] != kNotYet);
+    }
+    if (IsSend(a.kind)) {
+      const TripleTable::Entry& made = proof_.triples[proof_.triples.IndexOf(a)];
+      const int32_t maker = a.kind == OpKind::kSendForward ? made.forward : made.input;
+      int64_t ignored = 0;
+      return id >= 0 && a.value == 0 && maker >= 0 && maker < next &&
+             HasRoom(proof_.messages[static_cast<size_t>(id)].channel, ignored);
+    }
     if (!IsCompute(a.kind))
       return false;
     int64_t ignored = 0;
     if (FindMissingInput(rank, a, ignored).what != WaitFor::kNothing)
       return false;
-    const auto next = static_cast<int32_t>(next_[static_cast<size_t>(rank)]);
     auto done_here = [&](int32_t needed) { return needed < next; };
     const int s = a.stage.value();
     const int j = a.micro_batch.value();
