@@ -98,7 +98,7 @@ class Layer {
     PENSTOCK_CHECK(device.ok(), "the machine has a device");
     device_ = std::move(device).value();
     // So many sequences' states that none is in a cache when its turn comes again.
-    slots_ = decode ? std::max<int64_t>(rows, 8) : 1;
+    slots_ = decode ? std::max<int64_t>(rows, 48) : 1;
     for (int64_t i = 0; i < slots_; ++i) {
       slot_ids_.push_back(static_cast<int32_t>(i));
     }

@@ -51,7 +51,7 @@ def picture(reads):
            "<style>svg{background:#fff;color:#222}text{font:12px sans-serif;fill:currentColor}"
            ".v{font:11px sans-serif}@media(prefers-color-scheme:dark){svg{background:#161616;"
            "color:#ddd}}</style>",
-           f'<text x="{LEFT}" y="18">Mean weight of each source; the last one of a row is the '
+           f'<text x="8" y="18">Mean weight of each source; the last one of a row is the '
            "running sum</text>"]
     for j in range(most):
         name = "embedding" if j == 0 else f"block {j - 1}" if j < most - 1 else "sum"
