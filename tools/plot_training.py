@@ -99,10 +99,10 @@ def plot_loss(arguments, out):
     axes = Axes(picture, (60, 50, 560, 370), (0, steps), (low - 0.05 * (high - low), high + 0.02 * (high - low)), "step", "loss")
     same = all(points == runs[0][1] for _, points, _ in runs)
     digests = {l["weights_sha256"] for _, _, last in runs for l in last}
-    picture.text(60, 22, f"{len(runs)} schedules, " + ("the same loss in every step" if same else "losses differ")
+    picture.text(60, 22, (f"{len(runs)} schedules, the same loss in every step" if same else "Loss over steps")
                  + (f", weights {next(iter(digests))[:12]}…" if len(digests) == 1 else ""), cls="t")
     for i, (name, points, _) in enumerate(runs):
-        width = 2 + 3 * (len(runs) - 1 - i)
+        width = 2 + 3 * (len(runs) - 1 - i) * same
         picture.path([(axes.x(s), axes.y(v)) for s, v in points], COLOURS[i % len(COLOURS)], width, opacity=0.9)
         y = 70 + 22 * i
         picture.add(f'<line x1="580" y1="{y - 4}" x2="610" y2="{y - 4}" stroke="{COLOURS[i % len(COLOURS)]}" stroke-width="{width}"/>')
