@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -485,6 +486,13 @@ std::string Percent(double share) {
   return fmt::format("{:+.1f} %", 100 * share);
 }
 
+// "0.8 % lighter".
+std::string Heavier(double share) {
+  return std::abs(share) < 5e-4
+             ? "no heavier"
+             : fmt::format("{:.1f} % {}", 100 * std::abs(share), share > 0 ? "heavier" : "lighter");
+}
+
 void PrintCuts(const Graph& graph, const model::CutSets& cuts, const Chosen& chosen) {
   const std::vector<CutRow> cut_rows = CutRows(chosen);
   const auto& bytes = chosen.weights.crossing_bytes;
@@ -513,7 +521,7 @@ void PrintCuts(const Graph& graph, const model::CutSets& cuts, const Chosen& cho
         "token; the heaviest stage is {} for it.\n",
         fmt::join(StartsOf(*chosen.by_work), ", "),
         FormatBytes(without.crossing_bytes - with.crossing_bytes),
-        Percent(with.heaviest / std::max(without.heaviest, 1e-300) - 1));
+        Heavier(with.heaviest / std::max(without.heaviest, 1e-300) - 1));
   }
 }
 

@@ -459,10 +459,17 @@ std::vector<CrossingValue> FindCrossing(const Graph& graph) {
         continue;
       }
       auto& readers = all[static_cast<size_t>(op.inputs[i].value())].readers;
-      if (readers.empty() || readers.back().layer != op.layer.value()) {
-        readers.push_back({op.layer.value(), keeps});
+      const int32_t layer = op.layer.value();
+      // A layer that reads it twice keeps it once; a run goes on where the next layer does the
+      // same.
+      if (!readers.empty() && readers.back().last == layer && (readers.back().keeps || !keeps)) {
+        continue;
       }
-      readers.back().keeps = readers.back().keeps || keeps;
+      if (!readers.empty() && readers.back().last + 1 == layer && readers.back().keeps == keeps) {
+        readers.back().last = layer;
+      } else {
+        readers.push_back({layer, layer, keeps});
+      }
     }
   }
   std::vector<CrossingValue> crossing;

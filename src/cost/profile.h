@@ -139,14 +139,17 @@ struct LayerProfile {
 
 // An activation that a later layer reads.
 struct CrossingValue {
-  struct Reader {
-    int32_t layer = 0;
-    bool keeps = false;  // its backward pass needs the value, which nobody else keeps for it
+  // Layers first .. last, each of which reads it.
+  struct Readers {
+    int32_t first = 0;
+    int32_t last = 0;
+    bool keeps = false;  // their backward passes need the value, which nobody else keeps for them
   };
 
   double width = 0;
-  int32_t producer = 0;         // layer
-  std::vector<Reader> readers;  // ascending; its own layer only where that keeps it
+  int32_t producer = 0;  // layer
+  // Ascending; the producer's own layer only where that keeps it.
+  std::vector<Readers> readers;
 };
 
 struct ModelProfile {

@@ -81,6 +81,21 @@ Result<> CheckVariations(const JsonReader& config) {
       {"attention_residuals", "per_layer_embeddings"},
       {"hyper_connections", "per_layer_embeddings"},
   }};
+  // A key that is nearly one of these and no other's would be passed over in silence.
+  for (const auto& [name, value] : config.object().items()) {
+    const auto& known = VariationKeys();
+    if (name.size() < 8 || !Given(config, name) ||
+        std::find(known.begin(), known.end(), name) != known.end()) {
+      continue;
+    }
+    for (const std::string_view key : known) {
+      if (EditDistance(name, key) <= 2) {
+        return MakeError(ErrorCode::kInvalidArgument,
+                         "[model.config] {}: {}: unknown key\nDid you mean '{}'?", config.where(),
+                         name.substr(0, 60), key);
+      }
+    }
+  }
   for (const auto& [a, b] : kExclusive) {
     if (Given(config, a) && Given(config, b)) {
       return MakeError(ErrorCode::kUnsupported,

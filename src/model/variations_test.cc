@@ -207,6 +207,8 @@ TEST(Variations, WhatIsUnknownOrContradictsIsNamed) {
        "attention_residuals and use_parallel_residual contradict"},
       {R"({"skip_connections":[[0,2]],"hyper_connections":{"streams":2,"mode":"static"}})",
        "hyper_connections and skip_connections contradict"},
+      {R"({"attention_residual":{"residual":"full"}})", "Did you mean 'attention_residuals'?"},
+      {R"({"skip_connection":[[0,2]]})", "Did you mean 'skip_connections'?"},
       {R"({"skip_connections":[[3,1]]})", "layer 1 would read the output of layer 3"},
       {R"({"skip_connections":[[2,2]]})", "layer 2 would read the output of layer 2"},
       {R"({"skip_connections":[[0,4]]})", "layer 4 would read the output of layer 0"},

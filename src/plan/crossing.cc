@@ -151,7 +151,13 @@ std::optional<CrossingCost> PriceCrossing(const Context& context, const Layout& 
 
 std::string CrossingText(const CrossingCost& cost) {
   std::string text = cost.what + " cost this pipeline ";
-  for (size_t i = cost.links.size(); i-- > 0;) {
+  const bool hidden = std::all_of(cost.links.begin(), cost.links.end(), [](const auto& link) {
+    return std::abs(link.slowdown()) < 1e-6;
+  });
+  if (hidden) {
+    text += "no time: the hops hide behind the slowest stage";
+  }
+  for (size_t i = hidden ? 0 : cost.links.size(); i-- > 0;) {
     const CrossingOverLink& link = cost.links[i];
     const bool first = i + 1 == cost.links.size();
     text += fmt::format("{}{}{} at {} ({})", first ? "" : ", ", Percent(link.slowdown()),

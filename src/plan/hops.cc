@@ -1,7 +1,7 @@
 #include "plan/hops.h"
 
 #include <algorithm>
-#include <map>
+#include <cstdint>
 
 #include "hw/links.h"
 
@@ -50,18 +50,27 @@ HopWidths HopsOf(const cost::ModelProfile& model, const Layout& layout, Mode mod
   if (mode == Mode::kInference) {
     out.forward = out.backward;
   }
-  for (const cost::CrossingValue& value : model.crossing) {
-    const auto maker = static_cast<size_t>(stage_of[static_cast<size_t>(value.producer)]);
-    std::map<size_t, bool> holds = {{rank[maker], false}};  // by rank: whether it is kept there
-    for (const cost::CrossingValue::Reader& reader : value.readers) {
-      const auto s = static_cast<size_t>(stage_of[static_cast<size_t>(reader.layer)]);
-      const auto [at, lacks] = holds.try_emplace(rank[s], false);
-      if (lacks && mode == Mode::kTraining) {
-        out.forward[s] += value.width;
-      }
-      if (reader.keeps && !at->second) {
-        at->second = true;
-        out.kept[rank[s]] += value.width;
+  // By rank: the last value that came there, and the last that is kept.
+  std::vector<size_t> has(out.kept.size(), SIZE_MAX);
+  std::vector<size_t> keeps(out.kept.size(), SIZE_MAX);
+  for (size_t v = 0; v < model.crossing.size(); ++v) {
+    const cost::CrossingValue& value = model.crossing[v];
+    has[rank[static_cast<size_t>(stage_of[static_cast<size_t>(value.producer)])]] = v;
+    for (const cost::CrossingValue::Readers& run : value.readers) {
+      const auto last = static_cast<size_t>(stage_of[static_cast<size_t>(run.last)]);
+      for (auto s = static_cast<size_t>(stage_of[static_cast<size_t>(run.first)]); s <= last; ++s) {
+        if (layout.cut[s] == 0) {
+          continue;
+        }
+        const size_t r = rank[s];
+        if (has[r] != v && mode == Mode::kTraining) {
+          out.forward[s] += value.width;
+        }
+        has[r] = v;
+        if (run.keeps && keeps[r] != v) {
+          out.kept[r] += value.width;
+          keeps[r] = v;
+        }
       }
     }
   }
@@ -73,7 +82,7 @@ cost::ModelProfile WithPlainResidual(const cost::ModelProfile& model) {
   plain.crossing.clear();
   for (int32_t l = 0; l + 1 < model.num_layers(); ++l) {
     plain.boundary_width[static_cast<size_t>(l)] = model.hidden;
-    plain.crossing.push_back({model.hidden, l, {{l + 1, false}}});
+    plain.crossing.push_back({model.hidden, l, {{l + 1, l + 1, false}}});
   }
   return plain;
 }

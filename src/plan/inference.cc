@@ -87,6 +87,7 @@ struct InferencePricer::Impl {
 
   Context context;
   InferenceWorkload work;
+  bool weigh_crossing = false;  // in cuts
   double prompt = 0;
   double output = 0;
   double prefill_flops = 0;
@@ -211,7 +212,7 @@ bool InferencePricer::Impl::Cut(Layout& layout, double sequences, double chunk_r
   problem.capacity_bytes = whole.capacity - whole.reserve - whole.activations - whole.workspace -
                            rows * model.vocabulary / static_cast<double>(layout.tp) * 4;
   problem.stages = static_cast<int32_t>(layout.pp);
-  std::vector<double> crossing = CrossingBytes(model);
+  std::vector<double> crossing = weigh_crossing ? CrossingBytes(model) : std::vector<double>();
   for (double& bytes : crossing) {
     bytes *= rows / static_cast<double>(layout.tp);
   }
@@ -531,6 +532,19 @@ std::vector<double> InferencePricer::DecodeStages(const Layout& layout, double r
 
 double InferencePricer::MostSequences(const Layout& layout) {
   return impl_->MostSequences(layout);
+}
+
+void InferencePricer::WeighCrossing(Plan& plan) {
+  if (CrossingBytes(*impl_->context.model).empty()) {
+    return;
+  }
+  Plan other = plan;
+  other.layout.cut.clear();
+  impl_->weigh_crossing = true;
+  if (Price(other)) {
+    plan = std::move(other);
+  }
+  impl_->weigh_crossing = false;
 }
 
 std::string InferencePricer::Why(const Plan& plan) const {

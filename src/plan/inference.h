@@ -27,6 +27,10 @@ class InferencePricer {
   bool Price(Plan& plan);
   std::string Why(const Plan& plan) const;
 
+  // Cuts a priced plan again with what crosses each boundary weighed as in model/cut_search.h, and
+  // prices it; leaves it as it is where that does not fit, or all boundaries are alike.
+  void WeighCrossing(Plan& plan);
+
   // Seconds of each stage for one decode step of `rows` sequences at the workload's mean context.
   std::vector<double> DecodeStages(const Layout& layout, double rows);
 

@@ -77,6 +77,7 @@ class Searcher {
   double WholeBytes(const Layout& layout);
   std::vector<int64_t> TensorParallel() const;
   std::vector<int64_t> ExpertParallel(const Layout& layout) const;
+  void WeighCrossing();
   void SimulateBest();
 
   const Context& context_;
@@ -463,11 +464,31 @@ void Searcher::SimulateBest() {
   result_.simulate_s = SecondsSince(start);
 }
 
+// Cuts of the best plans once more, where boundaries differ in what crosses: the search cuts by the
+// layers' times alone, which is fast.
+void Searcher::WeighCrossing() {
+  if (context_.model->long_values.empty() || !fixed_.layers.empty()) {
+    return;
+  }
+  std::optional<InferencePricer> serving;
+  if (training_ == nullptr) {
+    serving.emplace(context_);
+  }
+  for (size_t i = 0; i < std::min<size_t>(result_.plans.size(), 16); ++i) {
+    Plan& plan = result_.plans[i];
+    if (plan.layout.pp > 1) {
+      training_ != nullptr ? training_->WeighCrossing(plan) : serving->WeighCrossing(plan);
+    }
+  }
+  SortPlans(result_.plans);
+}
+
 SearchResult Searcher::Take() {
   for (auto& [key, plan] : best_) {
     result_.plans.push_back(std::move(plan));
   }
   SortPlans(result_.plans);
+  WeighCrossing();
   result_.seconds_s = SecondsSince(start_);
   if (options_.simulate && training_ != nullptr) {
     SimulateBest();

@@ -56,6 +56,7 @@ struct TrainingPricer::Impl {
   Context context;
   TrainingWorkload work;
   double model_flops = 0;
+  bool weigh_crossing = false;  // in cuts
   std::vector<double> unit_seconds, unit_fixed, unit_live;
   std::map<PriceKey, std::vector<ClassStep>> prices;
   std::map<CutKey, std::vector<int32_t>> cuts;
@@ -133,7 +134,7 @@ std::string TrainingPricer::Impl::Cut(Layout& layout) {
   const double rows =
       static_cast<double>(layout.micro_batch) * sequence / static_cast<double>(layout.cp);
   // Per boundary and micro-batch, forward; as much comes back.
-  std::vector<double> crossing = CrossingBytes(model);
+  std::vector<double> crossing = weigh_crossing ? CrossingBytes(model) : std::vector<double>();
   double most = 0;
   for (double& bytes : crossing) {
     bytes *= rows / static_cast<double>(layout.tp);
@@ -374,6 +375,19 @@ std::vector<StageStep> TrainingPricer::Stages(const Layout& layout) {
     }
   }
   return stages;
+}
+
+void TrainingPricer::WeighCrossing(Plan& plan) {
+  if (CrossingBytes(*impl_->context.model).empty()) {
+    return;
+  }
+  Plan other = plan;
+  other.layout.cut.clear();
+  impl_->weigh_crossing = true;
+  if (Price(other)) {
+    plan = std::move(other);
+  }
+  impl_->weigh_crossing = false;
 }
 
 std::string TrainingPricer::Why(const Plan& plan) const {

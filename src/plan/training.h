@@ -32,6 +32,10 @@ class TrainingPricer {
   bool Price(Plan& plan);
   std::string Why(const Plan& plan) const;
 
+  // Cuts a priced plan again with what crosses each boundary weighed as in model/cut_search.h, and
+  // prices it; leaves it as it is where that does not fit, or all boundaries are alike.
+  void WeighCrossing(Plan& plan);
+
   // Replaces step_s, bubble_s, activations and what follows from them by the simulated schedule's.
   // Returns "" or why the layout is rejected after all. Errors: a schedule that cannot be generated
   // for this layout.

@@ -37,6 +37,7 @@
 #include "model/cut.h"
 #include "model/graph.h"
 #include "runtime/fault.h"
+#include "schedule/passes.h"
 #include "schedule/schedule.h"
 #include "tensor/memory.h"
 #include "trace/timeline.h"
@@ -113,6 +114,10 @@ struct TrainScheduleOptions {
   bool optimizer = true;  // OPT actions at the end
   int credits = 2;        // messages in flight per edge and direction that the proof counts on
   bool naive = false;     // long values go over every hop again, also to ranks that hold them
+  // Where links differ: long values take the fastest way. Null: from the nearest rank that has
+  // them.
+  schedule::LinkSeconds link_seconds;
+  int64_t rows = 0;  // of the largest micro-batch, for the bytes of edges; 0: not known
 };
 
 // Makes a compute-only schedule (a generator's, or a file's) ready for this graph and cut: long

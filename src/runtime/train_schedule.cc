@@ -231,7 +231,12 @@ Result<Schedule> PrepareTrainSchedule(const Schedule& compute, const model::Grap
                      "[runtime.schedule] {} has {} steps, wanted one: it is repeated as it is",
                      compute.name, compute.steps);
   }
-  const std::vector<Edge> edges = TrainEdges(graph, partition);
+  std::vector<Edge> edges = TrainEdges(graph, partition);
+  for (Edge& edge : edges) {
+    if (edge.kind == EdgeKind::kValue) {
+      edge.bytes = options.rows * graph.value(EdgeValue(graph, edge.name)).width * 4;
+    }
+  }
   Schedule made = compute;
   if (made.lowered) {
     PENSTOCK_TRY(CheckEdges(made, edges));
@@ -245,9 +250,10 @@ Result<Schedule> PrepareTrainSchedule(const Schedule& compute, const model::Grap
   }
   if (!made.lowered) {
     PENSTOCK_TRY_ASSIGN(made,
-                        schedule::AddCommunication(made, {.route = schedule::LongRoute::kNearest,
+                        schedule::AddCommunication(made, {.route = schedule::LongRoute::kCheapest,
                                                           .naive = options.naive,
-                                                          .credits = options.credits}));
+                                                          .credits = options.credits,
+                                                          .link_seconds = options.link_seconds}));
     PENSTOCK_TRY_ASSIGN(made, schedule::ReleaseValues(made));
   }
   if (!made.forward_only && !HasStepEnd(made)) {

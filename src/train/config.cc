@@ -166,6 +166,10 @@ Result<PipelineSection> ReadPipeline(const TomlTable& table) {
                      table.Place("communication"), communication);
   }
   pipeline.naive = communication == "naive";
+  PENSTOCK_TRY_ASSIGN(pipeline.links, table.StringOr("links", ""));
+  if (!pipeline.links.empty()) {
+    PENSTOCK_TRY_ASSIGN(pipeline.links, FindInput(table, "links", pipeline.links, false));
+  }
   if (schedule::FindGenerator(pipeline.schedule) == nullptr) {
     auto file = FindInput(table, "schedule", pipeline.schedule, false);
     if (!file.ok() || IsFolder(file.value())) {
@@ -258,7 +262,7 @@ Result<TrainConfig> ReadTrainConfig(const std::string& path,
   Know(model, {"path", "config", "seed"});
   Know(data, {"path", "tokenizer", "format", "pack", "sequence_tokens", "validation", "template"});
   Know(pipeline, {"stages", "cut", "schedule", "chunks", "slices", "micro_batches", "micro_batch",
-                  "replicas", "barrier", "lanes", "zero1", "communication"});
+                  "replicas", "barrier", "lanes", "zero1", "communication", "links"});
   Know(optimizer, {"lr", "beta1", "beta2", "epsilon", "weight_decay", "clip_norm", "warmup_steps",
                    "decay", "min_lr"});
   Know(train, {"steps", "seed", "dtype", "dropout", "recompute", "log", "folder",

@@ -50,6 +50,7 @@ struct PipelineSection {
   int64_t lanes = 0;          // 0: what the schedule needs
   bool zero1 = true;          // moments of the optimizer are divided over the replicas
   bool naive = false;         // values that a rank holds already are sent to it again
+  std::string links;          // a costs file whose links say which way long values go; or empty
 };
 
 struct OptimizerSection {

@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "base/units.h"
+#include "cost/link_seconds.h"
 #include "model/cut_search.h"
 #include "model/inventory.h"
 #include "runtime/train_edges.h"
@@ -122,6 +123,22 @@ Result<> SetLanes(TrainSetup& setup) {
     setup.lane_starts.push_back(static_cast<int32_t>((int64_t{lane} * m + lanes - 1) / lanes));
   }
   return {};
+}
+
+// Errors: those of ReadCostFile; kInvalidArgument (a link of a rank that there is not).
+Result<schedule::LinkSeconds> ReadLinks(const std::string& path, int ranks) {
+  if (path.empty()) {
+    return schedule::LinkSeconds();
+  }
+  PENSTOCK_TRY_ASSIGN(const cost::CostFile file, cost::ReadCostFile(path));
+  for (const auto& [pair, link] : file.model.links) {
+    if (std::max(pair.first, pair.second) >= ranks) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[train.setup] {}: a link from rank {} to {}, wanted ranks 0 to {}", path,
+                       pair.first, pair.second, ranks - 1);
+    }
+  }
+  return cost::LinkSecondsOf(file.model);
 }
 
 // Shapes of the micro-batches of the steps of one replica, each set once; where there are many, the
@@ -342,6 +359,9 @@ Result<TrainSetup> MakeTrainSetup(const TrainConfig& config, const TrainOptions&
   runtime::TrainScheduleOptions lowering;
   lowering.recompute = static_cast<runtime::Recompute>(config.train.recompute);
   lowering.naive = config.pipeline.naive;
+  lowering.rows = config.data.sequence_tokens * config.pipeline.micro_batch;
+  PENSTOCK_TRY_ASSIGN(lowering.link_seconds,
+                      ReadLinks(config.pipeline.links, setup.compute.num_ranks()));
   PENSTOCK_TRY_ASSIGN(
       setup.schedule,
       runtime::PrepareTrainSchedule(setup.compute, setup.model.graph, setup.partition, lowering));

@@ -90,7 +90,15 @@ class ArchitectureSteps : public ::testing::TestWithParam<std::string> {
 TEST_P(ArchitectureSteps, SchedulesCutsAndProcessesGiveTheWeightsOfOneStage) {
   const std::string one = Train({"pipeline.stages=1"});
   ASSERT_EQ(one.size(), 64U) << one;
+  // Neighbours are near, others far: long values go over ranks between.
+  std::ofstream links(Path("links.toml"));
+  links << "[[stage]]\nf_s = 1\n[[link]]\nlatency_s = 1\n";
+  for (int r = 0; r < 3; ++r) {
+    links << "[[link]]\nfrom = " << r << "\nto = " << r + 1 << "\nlatency_s = 0.1\n";
+  }
+  links.close();
   const Assignments runs[] = {
+      {"pipeline.schedule=1f1b", "pipeline.stages=4", "pipeline.links=" + Path("links.toml")},
       {"pipeline.schedule=1f1b", "pipeline.stages=3", "pipeline.cut=[2, 3]"},
       {"pipeline.schedule=zb-v"},
       {"pipeline.schedule=interleaved-1f1b", "pipeline.chunks=3"},
@@ -100,6 +108,9 @@ TEST_P(ArchitectureSteps, SchedulesCutsAndProcessesGiveTheWeightsOfOneStage) {
     EXPECT_EQ(Train(run), one) << run[0];
   }
   EXPECT_EQ(Train({"pipeline.schedule=zb-h1"}, 2), one) << "processes";
+  EXPECT_NE(Train({"pipeline.stages=2", "pipeline.links=" + Path("links.toml")})
+                .find("a link from rank 1 to 2, wanted ranks 0 to 1"),
+            std::string::npos);
 }
 
 TEST_P(ArchitectureSteps, SlowEveryScheduleCutAndNumberOfRanksGivesTheWeightsOfOneStage) {

@@ -114,6 +114,36 @@ TEST(Inspect, ChunksShowWhatEachHopCarries) {
   EXPECT_EQ(v["hops"].size(), 4U) << "the turn stays on its rank";
 }
 
+TEST(Inspect, CutsSayWhatCrossesAndWhereLessWould) {
+  const testing::TemporaryFolder folder;
+  Json config = ReadJsonFile(PENSTOCK_SOURCE_DIR "/configs/models/llama-3.1-8b.json").value();
+  config["attention_residuals"] = {{"residual", "block"}, {"block_size", 8}};
+  const std::string path = folder.path() + "/model.json";
+  std::ofstream(path) << DumpJson(config);
+  const Json json = Inspect({path, "--cut", "9,18,27"});
+  ASSERT_EQ(json["cuts"].size(), 3U);
+  EXPECT_EQ(json["cuts"][0]["values"], Json({"embedding", "block.1", "block.2"}));
+  EXPECT_EQ(json["cuts"][1]["bytes_per_token"], 6 * 8192);
+  const Json& elsewhere = json["cuts"][1]["elsewhere"];
+  EXPECT_EQ(elsewhere["layer"], 17);  // the end of a block
+  EXPECT_EQ(elsewhere["bytes_per_token"], 5 * 8192);
+  EXPECT_NEAR(elsewhere["heavier"].get<double>(), 1.0 / 9, 0.01);
+  EXPECT_TRUE(json["crossing_saved"].is_null()) << "the cut was given";
+  const testing::Finished text = RunPenstock({"inspect", path, "--cut", "9,18,27"});
+  EXPECT_NE(text.out.find("less crosses before"), std::string::npos) << text.out;
+  EXPECT_EQ(RunPenstock({"inspect", "llama-3.1-8b", "--stages", "4"}).out.find("less crosses"),
+            std::string::npos);
+  // Many cuts are nearly as even, and one that stands at ends of blocks sends less.
+  config["num_hidden_layers"] = 120;
+  config["vocab_size"] = 1000;
+  std::ofstream(path) << DumpJson(config);
+  const Json deep = Inspect({path, "--stages", "9"});
+  ASSERT_TRUE(deep["crossing_saved"].is_object());
+  EXPECT_GE(deep["crossing_saved"]["bytes_per_token"].get<double>(), 8192);
+  EXPECT_LE(deep["crossing_saved"]["heavier"].get<double>(), 0.01);
+  EXPECT_EQ(deep["crossing_saved"]["cut_by_work"].size(), 8U);
+}
+
 TEST(Inspect, FilesAreCountedAsStored) {
   const std::string models = PENSTOCK_SOURCE_DIR "/tests/golden/models/";
   const Json gguf = Inspect({models + "gguf/llama3.gguf"});

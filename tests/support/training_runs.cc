@@ -69,11 +69,13 @@ Result<TrainOutcome> RunTrainCase(const TrainModel& model, const TrainCase& test
   if (!partition.ok()) {
     return partition.error();
   }
-  PENSTOCK_TRY_ASSIGN(
-      const schedule::Schedule schedule,
-      runtime::PrepareTrainSchedule(
-          made, model.graph, partition.value(),
-          {.recompute = test.recompute, .optimizer = false, .credits = 2, .naive = test.naive}));
+  PENSTOCK_TRY_ASSIGN(const schedule::Schedule schedule,
+                      runtime::PrepareTrainSchedule(made, model.graph, partition.value(),
+                                                    {.recompute = test.recompute,
+                                                     .optimizer = false,
+                                                     .credits = 2,
+                                                     .naive = test.naive,
+                                                     .link_seconds = test.link_seconds}));
   runtime::GradientJob job;
   job.graph = &model.graph;
   job.files = model.files.get();

@@ -35,7 +35,8 @@ struct TrainCase {
   float dropout = 0;
   int threads = 1;
   bool keep_trace = false;
-  bool naive = false;  // long values are sent over every hop
+  bool naive = false;                  // long values are sent over every hop
+  schedule::LinkSeconds link_seconds;  // long values take the fastest way
 
   std::string Text() const;
 };
