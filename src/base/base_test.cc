@@ -1,5 +1,12 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <string>
+
+#include "base/file.h"
 #include "base/ids.h"
 #include "base/json.h"
 #include "base/markup.h"
@@ -90,6 +97,53 @@ TEST(Units, FindsTheNearestName) {
 TEST(Markup, EscapesWhatMarkupMeansAndDropsWhatXmlForbids) {
   EXPECT_EQ(EscapeMarkup("a<b> & \"c\"\n\x01\x1b[0m\t\xc3\xa4"),
             "a&lt;b&gt; &amp; &quot;c&quot;\n[0m\t\xc3\xa4");
+}
+
+TEST(Files, ADeviceIsWrittenIntoAndNotReplaced) {
+  const std::string folder = ::testing::TempDir() + "penstock_device";
+  std::filesystem::create_directories(folder);
+  const std::string pipe = folder + "/pipe";
+  ::unlink(pipe.c_str());
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  ASSERT_GE(reader, 0);
+  EXPECT_TRUE(CheckWritable(pipe).ok());
+  ASSERT_TRUE(WriteFileAtomically(pipe, "through").ok());
+  char got[16] = {};
+  EXPECT_EQ(::read(reader, got, sizeof got), 7);
+  EXPECT_EQ(std::string(got), "through");
+  ::close(reader);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  EXPECT_FALSE(MappedFile::Open(pipe).ok());  // and does not wait for a writer
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Files, ALinkKeepsPointingWhereItDoes) {
+  const std::string folder = ::testing::TempDir() + "penstock_link";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder);
+  std::filesystem::create_symlink("target", folder + "/link");
+  ASSERT_TRUE(WriteFileAtomically(folder + "/link", "one").ok());
+  ASSERT_TRUE(WriteFileAtomically(folder + "/link", "two").ok());
+  EXPECT_TRUE(std::filesystem::is_symlink(folder + "/link"));
+  EXPECT_EQ(ReadFile(folder + "/target").value(), "two");
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Files, WhereNothingCanBeWrittenTheFileIsNamedAsTheUserDid) {
+  const std::string folder = ::testing::TempDir();
+  for (const std::string& path : {folder + "absent/x", folder, std::string("")}) {
+    const Result<> checked = CheckWritable(path);
+    const Result<> written = WriteFileAtomically(path, "x");
+    ASSERT_FALSE(checked.ok()) << path;
+    ASSERT_FALSE(written.ok()) << path;
+    EXPECT_EQ(ExitStatus(written.error().code), 2);
+    EXPECT_NE(written.error().message.find(path), std::string::npos);
+    EXPECT_EQ(written.error().message.find(".tmp"), std::string::npos) << written.error().message;
+  }
+  const Result<> full = WriteFileAtomically("/dev/full", "x");
+  ASSERT_FALSE(full.ok());
+  EXPECT_EQ(ExitStatus(full.error().code), 3);
 }
 
 }  // namespace

@@ -38,10 +38,72 @@ Error NotFound(const std::string& path, int code) {
   return MakeError(ErrorCode::kNotFound, "[base.file] {}: {}", path, std::strerror(code));
 }
 
+// What a full or failing disk says: not the user's mistake.
+Error WriteFailed(const std::string& path, int code) {
+  return MakeError(ErrorCode::kInternal, "[base.file] {}: writing failed: {}", path,
+                   std::strerror(code));
+}
+
+Result<> WriteAll(int fd, const std::string& path, std::string_view content) {
+  while (!content.empty()) {
+    const ssize_t count = ::write(fd, content.data(), content.size());
+    if (count < 0 && errno == EINTR) {
+      continue;
+    }
+    if (count < 0) {
+      return WriteFailed(path, errno);
+    }
+    content.remove_prefix(static_cast<size_t>(count));
+  }
+  return {};
+}
+
+// True when something is there that is neither a file nor a folder.
+Result<bool> IsDevice(const std::string& path) {
+  struct stat info {};
+
+  if (::stat(path.c_str(), &info) != 0) {
+    return false;
+  }
+  if (S_ISDIR(info.st_mode)) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[base.file] {}: is a folder, wanted the name of a file to write", path);
+  }
+  return !S_ISREG(info.st_mode);
+}
+
+Error NotWritable(const std::string& path, int code) {
+  return MakeError(ErrorCode::kNotFound,
+                   "[base.file] {}: can't be written ({}), wanted a file in a folder that exists "
+                   "and can be written",
+                   path, std::strerror(code));
+}
+
+// Where links lead, which may be nothing yet.
+Result<std::string> EndOfLinks(const std::string& path) {
+  constexpr int kMostLinks = 40;
+  std::filesystem::path target = path;
+  std::error_code code;
+  for (int links = 0; std::filesystem::is_symlink(target, code); ++links) {
+    const std::filesystem::path next = std::filesystem::read_symlink(target, code);
+    if (code || links == kMostLinks) {
+      return NotWritable(path, code ? code.value() : ELOOP);
+    }
+    target = target.parent_path() / next;  // `next` alone where it begins at the root
+  }
+  return target.string();
+}
+
+std::string FolderOf(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
 }  // namespace
 
 Result<MappedFile> MappedFile::Open(const std::string& path) {
-  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without O_NONBLOCK opening a pipe would wait for somebody who writes.
+  const Descriptor fd(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (fd.get() < 0) {
     return NotFound(path, errno);
   }
@@ -127,29 +189,35 @@ Result<std::string> ReadFile(const std::string& path, size_t limit_bytes) {
   }
 }
 
+Result<> CheckWritable(const std::string& path) {
+  PENSTOCK_TRY_ASSIGN(const bool device, IsDevice(path));
+  const std::string checked = device ? path : FolderOf(path);
+  if (path.empty() || ::access(checked.c_str(), W_OK) != 0) {
+    return NotWritable(path, path.empty() ? ENOENT : errno);
+  }
+  return {};
+}
+
 Result<> WriteFileAtomically(const std::string& path, std::string_view content) {
-  const std::string temporary = fmt::format("{}.{}.tmp", path, ::getpid());
+  PENSTOCK_TRY_ASSIGN(const bool device, IsDevice(path));
+  if (device) {
+    const Descriptor fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+    return fd.get() < 0 ? Result<>(NotWritable(path, errno)) : WriteAll(fd.get(), path, content);
+  }
+  PENSTOCK_TRY_ASSIGN(const std::string target, EndOfLinks(path));
+  const std::string temporary = fmt::format("{}.{}.tmp", target, ::getpid());
   {
     const Descriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
     if (fd.get() < 0) {
-      return NotFound(temporary, errno);
+      return NotWritable(path, errno);
     }
-    size_t done = 0;
-    while (done < content.size()) {
-      const ssize_t count = ::write(fd.get(), content.data() + done, content.size() - done);
-      if (count < 0 && errno == EINTR) {
-        continue;
-      }
-      if (count < 0) {
-        const Error error = NotFound(temporary, errno);
-        ::unlink(temporary.c_str());
-        return error;
-      }
-      done += static_cast<size_t>(count);
+    if (Result<> written = WriteAll(fd.get(), path, content); !written.ok()) {
+      ::unlink(temporary.c_str());
+      return written;
     }
   }
-  if (::rename(temporary.c_str(), path.c_str()) != 0) {
-    const Error error = NotFound(path, errno);
+  if (::rename(temporary.c_str(), target.c_str()) != 0) {
+    const Error error = NotWritable(path, errno);
     ::unlink(temporary.c_str());
     return error;
   }

@@ -48,8 +48,14 @@ class MappedFile {
 Result<std::string> ReadFile(const std::string& path, size_t limit_bytes = size_t{1} << 30);
 
 // Writes through a temporary name beside `path` and renames, so that a reader sees the old file or
-// the new one.
+// the new one. A link keeps pointing where it does; a device or a pipe (/dev/stdout) is written as
+// it is. Errors: kNotFound (no such folder, no permission), kInvalidArgument (a folder), kInternal
+// (the disk is full or fails).
 Result<> WriteFileAtomically(const std::string& path, std::string_view content);
+
+// Whether a file could be written there, for asking before long work; makes and changes nothing.
+// Errors: as above.
+Result<> CheckWritable(const std::string& path);
 
 bool FileExists(const std::string& path);
 bool IsFolder(const std::string& path);

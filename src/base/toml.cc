@@ -192,8 +192,19 @@ std::string TomlTable::Shown(std::string_view key) const {
 }
 
 Error TomlTable::Wrong(std::string_view key, std::string_view wanted) const {
-  return MakeError(ErrorCode::kInvalidArgument, "[base.toml] {}: got {}, wanted {}", Place(key),
-                   Shown(key), wanted);
+  std::string meant;  // a missing key may be there under a mistyped name
+  if (Find(key) == nullptr) {
+    for (const auto& [name, value] : node_->members) {
+      if (!node_->asked.contains(name) &&
+          EditDistance(name, key) <= std::min<size_t>(2, key.size() / 4)) {
+        meant = fmt::format("; is '{}'{} meant?", name,
+                            value->line == 0 ? "" : fmt::format(" on line {}", value->line));
+        break;
+      }
+    }
+  }
+  return MakeError(ErrorCode::kInvalidArgument, "[base.toml] {}: got {}, wanted {}{}", Place(key),
+                   Shown(key), wanted, meant);
 }
 
 Result<int64_t> TomlTable::Int(std::string_view key, int64_t low, int64_t high) const {
@@ -442,6 +453,10 @@ Result<> TomlTable::Set(std::string_view assignment, const std::string& flag) {
     const std::string part = key.substr(start, dot == std::string::npos ? dot : dot - start);
     auto member = std::find_if(table->members.begin(), table->members.end(),
                                [&](const auto& m) { return m.first == part; });
+    if (part.empty()) {
+      return MakeError(ErrorCode::kInvalidArgument, "[base.toml] {}: got '{}', wanted key=value",
+                       flag, assignment);
+    }
     if (dot == std::string::npos) {
       if (member != table->members.end()) {
         member->second = parsed;

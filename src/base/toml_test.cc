@@ -40,6 +40,17 @@ TEST(Toml, NamesFileLineAndNearestKeyOfAnUnknownOne) {
       << result.error().message;
 }
 
+TEST(Toml, AMissingKeyThatStandsThereMistypedIsPointedAt) {
+  const TomlTable t = Parsed("[device]\nmemory_byts = 5\nlink = 2\n");
+  const TomlTable device = t.Table("device").value();
+  const auto missing = device.Number("memory_bytes", 0, 10);
+  ASSERT_FALSE(missing.ok());
+  EXPECT_NE(missing.error().message.find("is 'memory_byts' on line 2 meant?"), std::string::npos)
+      << missing.error().message;
+  const auto other = device.Number("power_w", 0, 10);
+  EXPECT_EQ(other.error().message.find("meant"), std::string::npos) << other.error().message;
+}
+
 TEST(Toml, NamesAnUnknownKeyOfATableOfWhichNothingWasAsked) {
   const TomlTable t = Parsed("[device]\nx = 5\n");
   ASSERT_TRUE(t.Table("device").ok());
@@ -74,6 +85,13 @@ TEST(Toml, SetTakesTomlValuesAndPlainWords) {
   EXPECT_EQ(t.Table("new").value().NumbersOr("list", 0, 9).value().size(), 2u);
   EXPECT_FALSE(t.Set("train.steps.deep=1", "--set").ok());
   EXPECT_FALSE(t.Set("nothing", "--set").ok());
+}
+
+TEST(Toml, SetRefusesEmptyKeys) {
+  TomlTable t = Parsed("[inference]\n");
+  EXPECT_FALSE(t.Set("=1", "-W").ok());
+  EXPECT_FALSE(t.Set("inference.=1", "-W").ok());
+  EXPECT_FALSE(t.Set("inference..x=1", "-W").ok());
 }
 
 TEST(Toml, RefusesKeysOfThousandsOfParts) {

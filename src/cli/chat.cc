@@ -40,6 +40,9 @@ class LineReader {
       if (end != std::string::npos) {
         line = buffer_.substr(0, end);
         buffer_.erase(0, end + 1);
+        if (!line.empty() && line.back() == '\r') {
+          line.pop_back();
+        }
         return true;
       }
       pollfd poll_input{STDIN_FILENO, POLLIN, 0};
@@ -166,6 +169,12 @@ void PrintStats(const Rates& rates) {
              rate(rates.decode_tokens, rates.decode_s));
 }
 
+// A slash and letters alone: meant as a command, not for the model.
+bool LooksLikeCommand(const std::string& line) {
+  return line.size() > 1 && line[0] == '/' &&
+         std::all_of(line.begin() + 1, line.end(), [](char c) { return c >= 'a' && c <= 'z'; });
+}
+
 Result<> Talk(Conversation& conversation, serve::Engine& engine, double deadline_s) {
   const double heartbeat_s = std::min(3.0, deadline_s / 4);
   const bool person = ::isatty(STDIN_FILENO) != 0;
@@ -189,13 +198,16 @@ Result<> Talk(Conversation& conversation, serve::Engine& engine, double deadline
       conversation.Reset();
     } else if (line == "/stats") {
       PrintStats(conversation.rates());
+    } else if (LooksLikeCommand(line)) {
+      fmt::print(stderr, "no command {}; /reset starts anew, /stats shows rates, /exit ends\n",
+                 TerminalText(line));
     } else if (!line.empty()) {
       const Result<> said = conversation.Say(line);
       if (!said.ok() && said.error().code != ErrorCode::kInvalidArgument) {
         return said;
       }
       if (!said.ok()) {
-        fmt::print(stderr, "{}\n", said.error().message);
+        fmt::print(stderr, "{}\n", TerminalText(said.error().message));
       }
     }
     if (Interrupted()) {

@@ -1,10 +1,16 @@
 #include "cli/command_line.h"
 
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
+#include "base/units.h"
 #include "cli/verb.h"
 
 namespace penstock::cli {
@@ -59,12 +65,30 @@ Flag* Flag::Needs(Flag* other) {
   return this;
 }
 
-Flag* Flag::Range(int64_t low, int64_t high) {
-  impl_->option->check(CLI::Range(low, high));
-  return this;
+namespace {
+
+// The library's own complaints name neither what was got nor what is wanted.
+CLI::Validator IntegerFrom(int64_t low, int64_t high) {
+  return CLI::Validator(
+      [low, high](const std::string& text) {
+        int64_t number = 0;
+        const bool fine =
+            CLI::detail::lexical_cast(text, number) && number >= low && number <= high;
+        return fine ? std::string()
+                    : fmt::format("got '{}', wanted an integer from {} to {}", text, low, high);
+      },
+      "");
 }
 
-namespace {
+CLI::Validator WordOf(const std::vector<std::string>& words) {
+  return CLI::Validator(
+      [words](const std::string& text) {
+        const bool fine = std::find(words.begin(), words.end(), text) != words.end();
+        return fine ? std::string()
+                    : fmt::format("got '{}', wanted {}", text, fmt::join(words, " or "));
+      },
+      fmt::format("{{{}}}", fmt::join(words, ",")));
+}
 
 // As the library's validators, whose complaint names the largest double.
 CLI::Validator NumberThat(bool (*holds)(double), const std::string& name,
@@ -80,6 +104,11 @@ CLI::Validator NumberThat(bool (*holds)(double), const std::string& name,
 
 }  // namespace
 
+Flag* Flag::Range(int64_t low, int64_t high) {
+  impl_->option->check(IntegerFrom(low, high));
+  return this;
+}
+
 Flag* Flag::Positive() {
   impl_->option->check(NumberThat([](double x) { return x > 0; }, "POSITIVE", "more than 0"));
   return this;
@@ -91,7 +120,7 @@ Flag* Flag::NotNegative() {
 }
 
 Flag* Flag::OneOf(const std::vector<std::string>& words) {
-  impl_->option->check(CLI::IsMember(words));
+  impl_->option->check(WordOf(words));
   return this;
 }
 
@@ -229,12 +258,67 @@ std::unique_ptr<Verb::Impl> Root(const std::string& name, const std::string& hel
   return impl;
 }
 
+// The verb that the line names, as far as it was parsed: "penstock trace diff".
+const CLI::App* ParsedVerb(const CLI::App* app, std::string& words) {
+  while (!app->get_subcommands().empty()) {
+    app = app->get_subcommands().front();
+    words += " " + app->get_name();
+  }
+  return app;
+}
+
+std::vector<std::string> FlagNames(const CLI::App* app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app->get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      names.push_back("--" + name);
+    }
+  }
+  return names;
+}
+
+std::string Unexpected(const CLI::App* app) {
+  const std::vector<std::string> rest = app->remaining(true);
+  const std::string word = rest.empty() ? "" : rest.front();
+  if (!word.starts_with('-')) {
+    return fmt::format("got '{}', which is neither a flag nor a flag's value", word);
+  }
+  const std::string nearest = NearestName(word, FlagNames(app));
+  return fmt::format("no flag '{}'{}", word,
+                     nearest.empty() ? "" : fmt::format("; did you mean {}?", nearest));
+}
+
+// The library's complaint in our words: what was got and what is wanted.
+std::string Complaint(const CLI::App* app, const CLI::Error& error) {
+  const std::string what = error.what();
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    return Unexpected(app);
+  }
+  const size_t colon = what.find(": ");
+  if (colon != std::string::npos && what.find("At Most 1 required") != std::string::npos) {
+    return what.substr(0, colon) + ": given more than once, wanted once";
+  }
+  constexpr std::string_view kConvert = "Could not convert: ";
+  const size_t equals = what.find(" = ");
+  if (what.starts_with(kConvert) && equals != std::string::npos) {
+    return fmt::format("{}: got '{}', wanted a number",
+                       what.substr(kConvert.size(), equals - kConvert.size()),
+                       what.substr(equals + 3));
+  }
+  if (what == "A subcommand is required") {
+    return "no verb, wanted one of those that --help lists";
+  }
+  return what;
+}
+
 }  // namespace
 
 Program::Program(const std::string& name, const std::string& help) : Verb(Root(name, help)) {
-  impl_->app->failure_message([name](const CLI::App*, const CLI::Error& e) {
-    return TerminalText(name + ": " + e.what() + "\nRun `" + name + " --help` or `" + name +
-                        " VERB --help`.\n");
+  impl_->app->failure_message([name](const CLI::App* root, const CLI::Error& e) {
+    std::string words = name;
+    const CLI::App* app = ParsedVerb(root, words);
+    return TerminalText(
+        fmt::format("{}: {}\n`{} --help` says more.\n", words, Complaint(app, e), words));
   });
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "cli/model_flags.h"
 #include "cli/npy_file.h"
@@ -30,6 +31,9 @@ Result<> LogitsBody(const LogitsFlags& flags, const serve::ModelBundle& bundle,
   if (flags.model.common.json && flags.output == "-") {
     return MakeError(ErrorCode::kInvalidArgument,
                      "[cli.logits] --json and -o - both want standard output; name a file");
+  }
+  if (!flags.output.empty() && flags.output != "-") {
+    PENSTOCK_TRY(CheckWritable(flags.output));
   }
   const auto rows = static_cast<int64_t>(tokens.size());
   serve::RunOptions run = options;

@@ -34,6 +34,10 @@ Result<std::vector<int64_t>> ParseCut(const std::string& text) {
     return cut;
   }
   PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> numbers, ParseIds(text, "--cut"));
+  if (numbers.empty()) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.flags] --cut: got '{}', wanted layers, for instance 10,20", text);
+  }
   cut.assign(numbers.begin(), numbers.end());
   return cut;
 }
@@ -116,7 +120,7 @@ Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> chann
   const int64_t ranks = options.cut.empty() ? std::max<int64_t>(1, options.stages)
                                             : static_cast<int64_t>(options.cut.size()) + 1;
   if (channel == nullptr && ranks * std::max<int64_t>(1, flags.threads) > kernels::UsableCores() &&
-      ranks > 1) {
+      ranks > 1 && ranks <= bundle.model.graph.num_layers()) {
     LogNote("{} stages share {} cores: their times are those of shared cores", ranks,
             kernels::UsableCores());
   }

@@ -24,7 +24,7 @@ struct PerplexityFlags {
 
 Result<std::vector<int32_t>> TextTokens(const PerplexityFlags& flags,
                                         const serve::ModelBundle& bundle) {
-  if (!flags.tokens.empty()) {
+  if (flags.file.empty()) {
     return ParseIds(flags.tokens, "--tokens");
   }
   PENSTOCK_TRY_ASSIGN(const weights::TokenizerMaterial material, bundle.files->Tokenizer());

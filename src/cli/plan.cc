@@ -147,7 +147,11 @@ Result<int> Plan(const Flags& flags) {
     }
     PENSTOCK_TRY_ASSIGN(const std::string launch,
                         plan::Emit(context, answer.search.plans[0], flags.emit));
-    fmt::print("{}", launch);
+    if (flags.common.json) {
+      PrintJson({{"emit", flags.emit}, {"launch", launch}});
+    } else {
+      fmt::print("{}", launch);
+    }
     return 0;
   }
   if (!flags.html.empty()) {

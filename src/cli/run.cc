@@ -11,6 +11,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "cli/generate.h"
 #include "cli/model_flags.h"
 #include "cli/run_report.h"
@@ -150,6 +151,19 @@ void PrintOutputs(const RunFlags& flags, const std::vector<Output>& outputs, boo
   std::fflush(stdout);
 }
 
+// Models that answer end a bare question at once. Says how to ask when that is what happened.
+void HintAtTemplates(const RunFlags& flags, const std::vector<Output>& outputs) {
+  const bool bare = flags.system.empty() && flags.template_name.empty() && flags.chat_file.empty();
+  const bool silent = std::any_of(outputs.begin(), outputs.end(), [](const Output& output) {
+    return output.tokens.empty() && output.finish_reason == "stop";
+  });
+  if (bare && silent && flags.token_lists.empty()) {
+    LogNote(
+        "the model ended a text at once: -p is continued as it stands; with --system TEXT or "
+        "--template NAME it is a user's message, and `penstock chat` is a conversation");
+  }
+}
+
 void PrintJsonReport(const RunFlags& flags, const serve::Engine& engine,
                      const serve::RunReport& report, const Rates& rates, const Foretold& foretold,
                      const std::vector<Output>& outputs) {
@@ -178,6 +192,9 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
   if (prompts.empty()) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "[cli.run] nothing to continue, wanted -p, --prompt-file, --chat or --tokens");
+  }
+  if (!flags.trace_file.empty()) {  // asked before the work, not after it
+    PENSTOCK_TRY(CheckWritable(flags.trace_file));
   }
   GenerateOptions generate;
   generate.max_new = flags.max_new;
@@ -234,6 +251,7 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
     PrintJsonReport(flags, *engine, report, rates, foretold, outputs);
   } else {
     fmt::print(stderr, "\n{}", RunTable(*engine, report, rates, foretold, ColourOnStderr()));
+    HintAtTemplates(flags, outputs);
   }
   return {};
 }
@@ -268,7 +286,8 @@ void AddRun(Verb& app, int& status) {
   verb->AddOption("--system", flags->system, "A system message; -p is then a user's message")
       ->TypeName("TEXT");
   verb->AddOption("--template", flags->template_name,
-                  "The chat template's name, instead of the model's own")
+                  "The chat template's name, instead of the model's own; -p is then a user's "
+                  "message")
       ->TypeName("NAME");
   verb->AddOption("--trace", flags->trace_file, "Write what ran as a Chrome/Perfetto trace")
       ->TypeName("FILE");

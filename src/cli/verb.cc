@@ -69,6 +69,11 @@ int TerminalWidth() {
   if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
     return size.ws_col;
   }
+  if (const char* columns = std::getenv("COLUMNS"); columns != nullptr) {
+    if (const int width = std::atoi(columns); width >= 20 && width <= 1000) {
+      return width;
+    }
+  }
   return 100;
 }
 

@@ -36,7 +36,7 @@ void PrintJson(const Json& value);
 // True when the stream is a terminal that takes colour (NO_COLOR unset, TERM not dumb).
 bool ColourOnStdout();
 bool ColourOnStderr();
-// Columns of the terminal, 100 when there is none.
+// Columns of the terminal; without one what $COLUMNS says, else 100.
 int TerminalWidth();
 
 // ---- One line per verb; defined in <verb>.cc ----

@@ -3,6 +3,7 @@
 #include <array>
 #include <charconv>
 #include <numeric>
+#include <set>
 
 #include "base/units.h"
 
@@ -206,6 +207,7 @@ std::string LayoutText(const Layout& l) {
 
 Result<Fixed> ParseFixed(std::string_view text, int64_t decoder_layers) {
   Fixed fixed;
+  std::set<std::string_view> keys;
   while (!text.empty()) {
     const size_t comma = text.find(',');
     const std::string_view item = text.substr(0, comma);
@@ -215,6 +217,11 @@ Result<Fixed> ParseFixed(std::string_view text, int64_t decoder_layers) {
       return MakeError(ErrorCode::kInvalidArgument,
                        "[plan.layout] --fix: got '{}', wanted key=value, for instance tp=8,pp=2",
                        item);
+    }
+    if (!keys.insert(item.substr(0, equals)).second) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[plan.layout] --fix: '{}' stands there twice, wanted each key once",
+                       item.substr(0, equals));
     }
     PENSTOCK_TRY(ParseOne(item.substr(0, equals), item.substr(equals + 1), decoder_layers, fixed));
   }

@@ -144,8 +144,8 @@ void AddLogprobs(std::span<const float> logits, int32_t count, Sampled& sampled)
 
 Result<> CheckSampling(const SamplingParams& params) {
   const auto wrong = [](std::string_view what, double got, std::string_view wanted) {
-    return MakeError(ErrorCode::kInvalidArgument, "[serve.sampling] {}: got {}, wanted {}", what,
-                     got, wanted);
+    return MakeError(ErrorCode::kInvalidArgument, "[serve.sampling] {}: got {:.6g}, wanted {}",
+                     what, got, wanted);
   };
   if (!(params.temperature >= 0 && params.temperature <= 1000)) {
     return wrong("--temperature", params.temperature, "0 (greedy) to 1000");
@@ -163,9 +163,11 @@ Result<> CheckSampling(const SamplingParams& params) {
     return wrong("--repeat-penalty", params.repetition_penalty,
                  "more than 0, at most 100 (1: off)");
   }
-  if (!(std::abs(params.presence_penalty) <= 100) || !(std::abs(params.frequency_penalty) <= 100)) {
-    return wrong("--presence-penalty and --frequency-penalty", params.presence_penalty,
-                 "-100 to 100 (0: off)");
+  if (!(std::abs(params.presence_penalty) <= 100)) {
+    return wrong("--presence-penalty", params.presence_penalty, "-100 to 100 (0: off)");
+  }
+  if (!(std::abs(params.frequency_penalty) <= 100)) {
+    return wrong("--frequency-penalty", params.frequency_penalty, "-100 to 100 (0: off)");
   }
   return {};
 }

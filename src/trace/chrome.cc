@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <unordered_map>
 
@@ -190,7 +192,8 @@ Result<> WriteChromeTraceFile(const Timeline& timeline, const std::string& path)
     good = good && std::fwrite(piece.data(), 1, piece.size(), file.get()) == piece.size();
   });
   if (!good || std::fflush(file.get()) != 0)
-    return MakeError(ErrorCode::kInvalidArgument, "[trace.chrome] {}: writing failed", path);
+    return MakeError(ErrorCode::kInternal, "[trace.chrome] {}: writing failed: {}", path,
+                     std::strerror(errno));
   return {};
 }
 

@@ -1,5 +1,6 @@
 #include "weights/model_files.h"
 
+#include "base/config_path.h"
 #include "base/file.h"
 #include "weights/folder_model.h"
 #include "weights/gguf_model.h"
@@ -11,10 +12,13 @@ Result<> CheckExists(const std::string& path) {
   if (FileExists(path)) {
     return {};
   }
-  return MakeError(
-      ErrorCode::kNotFound,
-      "[weights.open] {}: no such file or folder, wanted a .gguf file or a folder with config.json",
-      path);
+  return MakeError(ErrorCode::kNotFound,
+                   "[weights.open] '{}': no such file or folder, wanted a .gguf file or a folder "
+                   "with config.json{}",
+                   path,
+                   FindConfig("models", "json", path).ok()
+                       ? "; this name is a configuration without weights, for inspect and plan"
+                       : "");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // and what is wanted, and nothing on standard output.
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <filesystem>
@@ -392,6 +393,58 @@ TEST_F(BadInput, RanksThatAreNotTheStages) {
   ExpectRefused({"run", "-m", Tiny(), "--tokens", Ids(300), "-n", "1"}, {"300", "256"}, 2);
   ExpectRefused({"run", "-m", Path("absent"), "--tokens", "1"}, {"absent"}, 2);
   ExpectRefused({"run", "-m", Tiny(), "--stages", "none"}, {"--stages", "none"}, 2);
+}
+
+TEST_F(BadInput, CutsAndTokensOfCommasAlone) {
+  ExpectRunRefused({"--cut", ","}, {"--cut", "','", "10,20"});
+  ExpectRefused({"perplexity", "-m", Playback(), "--tokens", ""}, {"0 tokens", "at least 2"});
+}
+
+TEST_F(BadInput, PipesInPlaceOfModelsDoNotHang) {
+  const std::string pipe = Path("pipe.gguf");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  ExpectRefused({"run", "-m", pipe, "--tokens", "1"}, {"pipe.gguf", "not a regular file"});
+  ExpectRefused({"inspect", pipe}, {"pipe.gguf", "not a regular file"});
+}
+
+TEST_F(BadInput, NamesOfConfigurationsAreNoModelsToRun) {
+  ExpectRefused({"run", "-m", "smollm2-135m", "-p", "a"},
+                {"'smollm2-135m'", ".gguf", "inspect and plan"});
+}
+
+TEST_F(BadInput, TheCommandLineSaysWhatItGotAndWhatIsWanted) {
+  ExpectRefused({"run", "-m", Tiny(), "--thread", "2"}, {"penstock run:", "--thread", "--threads"});
+  ExpectRefused({"run", "-m", Tiny(), "word"}, {"penstock run:", "'word'", "penstock run --help"});
+  ExpectRefused({"run", "-m", Tiny(), "--prompt-file", "a", "--prompt-file", "b"},
+                {"--prompt-file", "more than once"});
+  ExpectRefused({"trace", "diff", "--frob"}, {"penstock trace diff:"});
+  ExpectRefused({"plan", "-m", "x", "-s", "y", "-n", "1e3"}, {"'1e3'", "from 1 to 1048576"});
+  ExpectRefused({"plan", "-m", "x", "-s", "y", "--mode", "none"},
+                {"'none'", "inference or training"});
+  ExpectRefused({"inspect", "smollm2-135m", "--stages", "x"}, {"--stages", "'x'", "a number"});
+  ExpectRefused({}, {"no verb"});
+}
+
+TEST_F(BadInput, PenaltiesAreNamedOneByOne) {
+  ExpectRunRefused({"--frequency-penalty", "inf"}, {"--frequency-penalty: got inf"});
+  ExpectRunRefused({"--presence-penalty", "nan"}, {"--presence-penalty: got nan"});
+  ExpectRunRefused({"--top-p", "1.1"}, {"got 1.1, wanted"});
+}
+
+TEST_F(BadInput, TracesThatCannotBeWrittenAreRefusedBeforeTheRun) {
+  ExpectRunRefused({"--trace", Path("absent") + "/x.json"},
+                   {"absent/x.json", "folder that exists"});
+  ExpectRunRefused({"--trace", folder_->path()}, {"is a folder"});
+}
+
+TEST_F(BadInput, AFullDiskIsNoBadInput) {
+  const Finished trace =
+      RunPenstock({"run", "-m", Tiny(), "--tokens", "1", "-n", "2", "--trace", "/dev/full"});
+  EXPECT_EQ(trace.status, 3) << trace.err;
+  EXPECT_NE(trace.err.find("No space left"), std::string::npos) << trace.err;
+  const Finished logits = RunPenstock({"logits", "-m", Tiny(), "--tokens", "1", "-o", "/dev/full"});
+  EXPECT_EQ(logits.status, 3) << logits.err;
+  EXPECT_NE(logits.err.find("No space left"), std::string::npos) << logits.err;
 }
 
 TEST_F(BadInput, OutputsThatCannotBeWritten) {

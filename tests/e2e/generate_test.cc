@@ -319,6 +319,14 @@ TEST_F(Chat, KnowsItsCommands) {
   EXPECT_NE(done.err.find("prefill"), std::string::npos) << done.err;
 }
 
+TEST_F(Chat, MistypedCommandsAreNotSaidToTheModelAndLinesOfWindowsAreRead) {
+  const Finished done = Talk("/exti\r\nhello\r\n/exit\r\nnever said\r\n");
+  EXPECT_EQ(done.status, 0) << done.err;
+  EXPECT_EQ(done.out, "One.\n");
+  EXPECT_NE(done.err.find("no command /exti; /reset"), std::string::npos) << done.err;
+  EXPECT_EQ(Talk("/usr/bin is a folder\n").out, "One.\n");
+}
+
 TEST_F(Chat, KeepsWhatItHasComputed) {
   // A second turn's prefill is the new turn alone; after a reset it is the whole text again.
   const std::string turn = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n";

@@ -108,6 +108,14 @@ TEST(Plan, BadInputIsStatusTwoWithTheNearestRightThing) {
   EXPECT_EQ(layers.status, 2);
   EXPECT_NE(layers.err.find("60 layers"), std::string::npos) << layers.err;
   EXPECT_EQ(Ask("llama-3.1-8b", "dgx-h100", 8, {"--fix", "tp=nine"}).status, 2);
+  const Asked launch = Ask("llama-3.1-8b", "dgx-h100", 8, {"--emit", "vllm"});
+  EXPECT_EQ(launch.status, 0) << launch.err;
+  EXPECT_EQ(launch.json["emit"], "vllm");
+  EXPECT_NE(launch.json["launch"].get<std::string>().find("vllm serve"), std::string::npos);
+  const Asked twice = Ask("llama-3.1-8b", "dgx-h100", 8, {"--fix", "pp=8,pp=4"});
+  EXPECT_EQ(twice.status, 2);
+  EXPECT_NE(twice.err.find("'pp' stands there twice"), std::string::npos) << twice.err;
+  EXPECT_EQ(Ask("llama-3.1-8b", "dgx-h100", 8, {"-W", "="}).status, 2);
   TemporaryFolder folder;
   const std::string file = folder.path() + "/system.toml";
   std::ofstream(file) << "[device]\nname = \"x\"\nmemory_bytes = \"80 GB\"\n";
