@@ -108,26 +108,30 @@ struct StageContent {
 std::vector<StageContent> Contents(const Graph& graph, const CutSets& cuts,
                                    const Partition& partition);
 
-// A message from a stage to the next one on another rank.
+// A message between stages on different ranks: to the next stage, or straight to a later one that
+// reads what the stages between do not.
 struct Hop {
   StageId from_stage;
   StageId to_stage;
   RankId from_rank;
   RankId to_rank;
-  std::vector<ValueId> values;  // what the receiving rank lacks
-  std::vector<ValueId> naive;   // everything that crosses
+  std::vector<ValueId> values;  // what the receiving rank lacks and reads
+  std::vector<ValueId> naive;   // everything that crosses; between neighbours only
 };
 
 struct HopPlan {
-  std::vector<Hop> hops;  // in stage order; a stage and its successor on one rank have none
+  std::vector<Hop> hops;  // by (from_stage, to_stage); a stage and its successor on one rank: none
   // Per rank: the most that it holds between stages for one token of one micro-batch, of values
   // that cross boundaries: those it received, or wrote for later, until the last of its stages that
-  // reads or passes them.
+  // reads or sends them.
   std::vector<std::vector<ValueId>> held;
 };
 
-// Forward communication when stage s runs on rank_of[s]. A rank keeps what it received or wrote
-// while a later stage of its own needs it, so a value comes to a rank at most once.
+// Forward communication of training when stage s runs on rank_of[s]: each rank that reads a value
+// gets it once, from the stage that read it last (or made it), and keeps it while a later stage of
+// its own reads or sends it. The same messages as those of schedule::AddCommunication with
+// LongRoute::kNearest. Token ids are no part: every rank is given them. (Serving has one stage per
+// rank and hands everything that crosses a boundary on in the one message to the next stage.)
 // REQUIRES: one rank per stage, each below `ranks`.
 HopPlan PlanHops(const Graph& graph, const CutSets& cuts, const Partition& partition,
                  std::span<const RankId> rank_of, int32_t ranks, int64_t element_bytes);
