@@ -278,6 +278,11 @@ Result<> Calibrate(const Flags& flags) {
                      "[cli.calibrate] --threads {}: this process may use {} cores, wanted 1 to {}",
                      flags.threads, kernels::UsableCores(), kernels::UsableCores());
   }
+  std::error_code code;
+  if (const auto parent = std::filesystem::path(path).parent_path(); !parent.empty()) {
+    std::filesystem::create_directories(parent, code);
+  }
+  PENSTOCK_TRY(CheckWritable(path));  // before the minutes of measuring
   std::string mpi;
   PENSTOCK_TRY_ASSIGN(hw::Engine engine, Measure(flags, &mpi));
   const std::string made = Made(engine);
@@ -287,10 +292,6 @@ Result<> Calibrate(const Flags& flags) {
   // What is written must be readable.
   PENSTOCK_TRY_ASSIGN(const TomlTable table, ParseToml(text, path));
   PENSTOCK_TRY_ASSIGN(const hw::System system, hw::ParseSystem(table, "calibrated"));
-  std::error_code code;
-  if (const auto parent = std::filesystem::path(path).parent_path(); !parent.empty()) {
-    std::filesystem::create_directories(parent, code);
-  }
   PENSTOCK_TRY(WriteFileAtomically(path, text));
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

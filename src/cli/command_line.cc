@@ -37,6 +37,14 @@ Flag* Flag::Required() {
 
 Flag* Flag::TypeName(const std::string& name) {
   impl_->option->type_name(name);
+  // An empty name is a shell variable that was not set, not a wish for the default.
+  for (const char* named : {"FILE", "FOLDER", "LIST", "MODEL", "NAME"}) {
+    if (name.starts_with(named)) {
+      impl_->option->check([name](const std::string& text) {
+        return text.empty() ? "got nothing, wanted " + name : std::string();
+      });
+    }
+  }
   return this;
 }
 

@@ -648,15 +648,19 @@ void AddInspect(Verb& app, int& status) {
                   "A .gguf file, a folder in Hugging Face layout, a config.json, or a name from "
                   "configs/models")
       ->Required();
-  verb->AddOption("--stages", flags->stages, "Number of pipeline stages (1 to layers + 2)");
+  verb->AddOption("--stages", flags->stages, "Number of pipeline stages (1 to layers + 2)")
+      ->TypeName("N");
   verb->AddOption("--cut", flags->cut,
-                  "New stages start at these layers (0 is the embedding), as 10,20");
+                  "New stages start at these layers (0 is the embedding), as 10,20")
+      ->TypeName("LIST");
   verb->AddOption("--balance", flags->balance,
-                  "What --stages makes equal: time, memory or layers (default time)");
+                  "What --stages makes equal: time, memory or layers (default time)")
+      ->TypeName("WHAT");
   verb->AddOption("--chunks", flags->chunks,
-                  "Stages on each rank; shows what each hop between ranks carries");
-  verb->AddOption("--placement", flags->placement,
-                  "Where the chunks lie: loop or v (default loop)");
+                  "Stages on each rank; shows what each hop between ranks carries")
+      ->TypeName("V");
+  verb->AddOption("--placement", flags->placement, "Where the chunks lie: loop or v (default loop)")
+      ->TypeName("WHERE");
   AddCommonFlags(*verb, flags->common);
   verb->Footer(
       "Example: penstock inspect llama-3.1-8b --stages 4\n"

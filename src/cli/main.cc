@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -9,6 +11,7 @@
 #include <exception>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "base/log.h"
@@ -71,12 +74,30 @@ int RunCommandLine(int argc, char** argv) {
   return status;
 }
 
+// What was said must have arrived: a result cut off by a full disk is no success. A reader that
+// went away (`penstock ... | head`) has what it wanted.
+int WithOutputWritten(int status) {
+  const bool whole = std::fflush(stdout) == 0 && std::ferror(stdout) == 0;
+
+  struct stat info {};
+
+  const bool reader =
+      ::fstat(STDOUT_FILENO, &info) == 0 && (S_ISFIFO(info.st_mode) || S_ISSOCK(info.st_mode));
+  if (whole || reader || status != 0) {
+    return status;
+  }
+  fmt::print(stderr, "penstock: standard output could not be written to its end\n");
+  return 3;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   InstallLogSink();
   try {
-    return RunCommandLine(argc, argv);
+    return WithOutputWritten(RunCommandLine(argc, argv));
+  } catch (const std::system_error&) {  // fmt's word for an output that takes no more
+    return WithOutputWritten(0);
   } catch (const std::exception& e) {
     fmt::print(stderr, "penstock: internal error: {}\n", e.what());
     return 3;

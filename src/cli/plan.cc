@@ -174,34 +174,45 @@ void AddPlan(Verb& app, int& status) {
   AddCommonFlags(*verb, flags->common);
   verb->AddOption("--model,-m", flags->model,
                   "A name from configs/models, a config.json, a model folder or a .gguf file")
+      ->TypeName("MODEL")
       ->Required();
   verb->AddOption("--system,-s", flags->system, "A name from configs/systems or a TOML file")
+      ->TypeName("NAME|FILE")
       ->Required();
   verb->AddOption("--workload,-w", flags->workload,
                   "A name from configs/workloads or a TOML file; inference and training are "
                   "defaults to start from")
+      ->TypeName("NAME|FILE")
       ->ShowDefault();
-  verb->AddOption("-W", flags->sets, "Set one key of the workload: key=value (repeatable)");
+  verb->AddOption("-W", flags->sets, "Set one key of the workload: key=value (repeatable)")
+      ->TypeName("KEY=VALUE");
   verb->AddOption("--mode", flags->mode, "inference or training (default: the workload's)")
       ->OneOf({"inference", "training"});
   verb->AddOption("--devices,-n", flags->devices, "Use at most this many devices")
+      ->TypeName("N")
       ->ShowDefault()
       ->Range(int64_t{1}, int64_t{1} << 20);
   verb->AddOption("--fix", flags->fix,
                   "Fix parts of the layout, the rest is searched: tp, pp, dp, ep, cp, chunks, "
                   "micro_batch, schedule, recompute, sequence_parallel, zero, layers=a/b/c, "
-                  "precision (of several, as bf16/int8, each is searched)");
-  verb->AddOption("--html", flags->html, "Write the answer as one page with plots to this file");
+                  "precision (of several, as bf16/int8, each is searched)")
+      ->TypeName("KEY=VALUE,...");
+  verb->AddOption("--html", flags->html, "Write the answer as one page with plots to this file")
+      ->TypeName("FILE");
   verb->AddOption("--emit", flags->emit,
                   "Print how to launch the best plan instead: megatron, vllm or penstock")
       ->OneOf({"megatron", "vllm", "penstock"});
   verb->AddOption("--emit-schedule", flags->emit_schedule,
-                  "Write the best plan's schedule to this file");
+                  "Write the best plan's schedule to this file")
+      ->TypeName("FILE");
   verb->AddOption("--transport", flags->transport,
                   "On a calibrated machine: stages are threads, or processes under mpi")
       ->OneOf({"threads", "mpi"})
       ->ShowDefault();
-  verb->AddOption("--top", flags->top, "Plans to show")->ShowDefault()->Range(1, 1000);
+  verb->AddOption("--top", flags->top, "Plans to show")
+      ->TypeName("N")
+      ->ShowDefault()
+      ->Range(1, 1000);
   verb->Footer(
       "Example: penstock plan --model llama-3.1-70b --system dgx-h100 --workload chat --devices "
       "16\n"

@@ -425,6 +425,14 @@ TEST_F(BadInput, TheCommandLineSaysWhatItGotAndWhatIsWanted) {
   ExpectRefused({}, {"no verb"});
 }
 
+TEST_F(BadInput, EmptyNamesAreNoNames) {
+  ExpectRunRefused({"--trace", ""}, {"--trace", "got nothing, wanted FILE"});
+  ExpectRunRefused({"--template", ""}, {"--template", "got nothing, wanted NAME"});
+  ExpectRefused({"plan", "-m", "llama-3.1-8b", "-s", "dgx-h100", "--html", ""}, {"--html", "FILE"});
+  ExpectRefused({"inspect", "smollm2-135m", "--cut", ""}, {"--cut", "LIST"});
+  ExpectRefused({"run", "-m", "", "--tokens", "1"}, {"--model", "MODEL"});
+}
+
 TEST_F(BadInput, PenaltiesAreNamedOneByOne) {
   ExpectRunRefused({"--frequency-penalty", "inf"}, {"--frequency-penalty: got inf"});
   ExpectRunRefused({"--presence-penalty", "nan"}, {"--presence-penalty: got nan"});
@@ -445,6 +453,18 @@ TEST_F(BadInput, AFullDiskIsNoBadInput) {
   const Finished logits = RunPenstock({"logits", "-m", Tiny(), "--tokens", "1", "-o", "/dev/full"});
   EXPECT_EQ(logits.status, 3) << logits.err;
   EXPECT_NE(logits.err.find("No space left"), std::string::npos) << logits.err;
+}
+
+TEST_F(BadInput, AResultThatStandardOutputDoesNotTakeIsNoSuccess) {
+  for (const std::string verb : {"run --json", "logits -o -"}) {
+    const std::string command =
+        PenstockCommand({})[0] + " " + verb + " -m " + Tiny() + " --tokens 1,2 > /dev/full";
+    const Finished done = RunCommand({"/bin/sh", "-c", command});
+    EXPECT_EQ(done.status, 3) << done.err;
+    EXPECT_NE(done.err.find("standard output"), std::string::npos) << done.err;
+  }
+  const std::string plan = PenstockCommand({})[0] + " inspect smollm2-135m > /dev/full";
+  EXPECT_EQ(RunCommand({"/bin/sh", "-c", plan}).status, 3);
 }
 
 TEST_F(BadInput, OutputsThatCannotBeWritten) {
