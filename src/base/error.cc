@@ -22,6 +22,8 @@ std::string_view ErrorCodeName(ErrorCode code) {
       return "peer lost";
     case ErrorCode::kInterrupted:
       return "interrupted";
+    case ErrorCode::kNotFinite:
+      return "not finite";
     case ErrorCode::kInternal:
       return "internal error";
   }

@@ -22,6 +22,7 @@ enum class ErrorCode {
   kDeadlineExceeded,  // waited too long for a peer
   kPeerLost,          // a peer ended or failed
   kInterrupted,       // the user asked to stop
+  kNotFinite,         // a loss, gradient or value that is not a number any more
   kInternal,          // a defect of Penstock
 };
 

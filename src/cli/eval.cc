@@ -22,11 +22,21 @@ Result<> Run(const TrainFlags& flags, std::unique_ptr<comm::Channel> channel) {
   if (!speaks) {
     return {};
   }
-  const double loss = outcome.result.nll / static_cast<double>(outcome.result.targets);
+  const double loss = outcome.result.loss();
+  const std::vector<train::EvalTerm>& terms = outcome.result.terms;
   if (flags.common.json) {
+    Json losses = Json::array();
+    for (const train::EvalTerm& term : terms) {
+      losses.push_back({{"name", term.name},
+                        {"weight", term.weight},
+                        {"loss", term.loss()},
+                        {"tokens", term.targets}});
+    }
     PrintJson({{"loss", loss},
                {"perplexity", std::exp(loss)},
-               {"tokens", outcome.result.targets},
+               {"tokens", terms.front().targets},
+               {"losses", losses},
+               {"training_loss", outcome.result.weighted()},
                {"sequences", outcome.sequences},
                {"split", outcome.validation ? "validation" : "all"},
                {"weights", outcome.weights}});
@@ -34,7 +44,14 @@ Result<> Run(const TrainFlags& flags, std::unique_ptr<comm::Channel> channel) {
   }
   fmt::print("{} of {}: {} targets in {} sequences\nloss {:.6f}, perplexity {:.4f}\n",
              outcome.validation ? "validation part" : "all text", outcome.weights,
-             outcome.result.targets, outcome.sequences, loss, std::exp(loss));
+             terms.front().targets, outcome.sequences, loss, std::exp(loss));
+  if (terms.size() > 1) {
+    for (const train::EvalTerm& term : terms) {
+      fmt::print("  {:<12} loss {:.6f}, weight {:g}, {} targets\n", term.name, term.loss(),
+                 term.weight, term.targets);
+    }
+    fmt::print("training loss {:.6f} (the losses by their weights)\n", outcome.result.weighted());
+  }
   return {};
 }
 

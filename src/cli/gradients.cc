@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/json.h"
+#include "base/progress.h"
 #include "cli/gradient_file.h"
 #include "cli/model_flags.h"
 #include "cli/schedule_input.h"
@@ -20,7 +21,6 @@
 namespace penstock::cli {
 namespace {
 
-constexpr double kLoadDeadlineS = 3600;
 constexpr uint64_t kMostElements = uint64_t{1} << 31;
 
 struct GradientFlags {
@@ -301,18 +301,26 @@ Result<std::vector<runtime::RankGradients>> RunAcross(const runtime::GradientJob
                                                       MemoryAccount& account) {
   serve::ControlLink control(channel);
   PENSTOCK_TRY(control.Open(account));
-  PENSTOCK_TRY_ASSIGN(runtime::RankGradients own, runtime::RunGradientRank(job, channel, account));
+  comm::LoadWatch watch(channel, job.deadline_s);
+  PENSTOCK_TRY_ASSIGN(runtime::RankGradients own,
+                      runtime::RunGradientRank(job, channel, watch, account));
   std::vector<runtime::RankGradients> all;
-  if (channel.rank() > 0) {
-    PENSTOCK_TRY(control.Send(0, Encode(own), kLoadDeadlineS));
-    return all;
-  }
-  all.push_back(std::move(own));
+  const ProgressScope progress([&watch] { watch.Beat(); });
+  // One after the other; who waits for its turn hears that rank 0 gets on.
   for (int other = 1; other < channel.size(); ++other) {
-    PENSTOCK_TRY_ASSIGN(const std::vector<std::byte> bytes,
-                        control.Receive(other, kLoadDeadlineS, int64_t{1} << 46));
-    PENSTOCK_TRY_ASSIGN(runtime::RankGradients rank, Decode(bytes));
-    all.push_back(std::move(rank));
+    PENSTOCK_TRY(watch.Meet());
+    if (channel.rank() == other) {
+      PENSTOCK_TRY(control.Send(0, Encode(own), job.deadline_s));
+    }
+    if (channel.rank() == 0) {
+      PENSTOCK_TRY_ASSIGN(const std::vector<std::byte> bytes,
+                          control.Receive(other, job.deadline_s, int64_t{1} << 46));
+      PENSTOCK_TRY_ASSIGN(runtime::RankGradients rank, Decode(bytes));
+      all.push_back(std::move(rank));
+    }
+  }
+  if (channel.rank() == 0) {
+    all.insert(all.begin(), std::move(own));
   }
   return all;
 }

@@ -30,6 +30,14 @@ struct TrainVerbFlags {
   std::string planned_file;
 };
 
+std::string TimeLeft(double seconds) {
+  if (seconds < 100) {
+    return fmt::format("{:.0f} s", seconds);
+  }
+  return seconds < 100 * 60 ? fmt::format("{:.0f} min", seconds / 60)
+                            : fmt::format("{:.1f} h", seconds / 3600);
+}
+
 // Lines for people: on a terminal one that is written over, else about twenty in all.
 class Progress {
  public:
@@ -48,6 +56,11 @@ class Progress {
     if (quiet_) {
       return;
     }
+    const auto now = std::chrono::steady_clock::now();
+    if (first_step_ < 0) {
+      first_step_ = line.step;
+      first_time_ = now;
+    }
     const int64_t every = std::max<int64_t>(1, steps_ / 20);
     const bool keep = line.step % every == 0 || line.step == 1 || line.step == steps_ ||
                       line.eval_loss.has_value() || !line.weights_sha256.empty();
@@ -64,6 +77,15 @@ class Progress {
     if (line.eval_loss.has_value()) {
       text += fmt::format("  validation loss {:.4f}", *line.eval_loss);
     }
+    if (line.step > first_step_ && line.step < steps_) {
+      const double per_step = std::chrono::duration<double>(now - first_time_).count() /
+                              static_cast<double>(line.step - first_step_);
+      const auto rest = static_cast<double>(steps_ - line.step);
+      text += fmt::format("  {} left", TimeLeft(per_step * rest));
+    }
+    if (terminal_) {
+      text.resize(std::min(text.size(), static_cast<size_t>(std::max(20, TerminalWidth() - 1))));
+    }
     fmt::print(stderr, "{}{}{}", terminal_ ? "\r" : "", text, terminal_ ? "\x1b[K" : "\n");
     if (terminal_ && keep) {
       fmt::print(stderr, "\n");
@@ -75,6 +97,8 @@ class Progress {
   int64_t steps_;
   bool terminal_;
   bool quiet_ = false;
+  int64_t first_step_ = -1;
+  std::chrono::steady_clock::time_point first_time_;
 };
 
 Json TrainMemoryJson(const MemoryFigures& figures) {
@@ -219,6 +243,11 @@ Result<> Run(const TrainVerbFlags& flags, std::unique_ptr<comm::Channel> channel
       ranks * std::max<int64_t>(1, flags.train.threads) > kernels::UsableCores()) {
     LogNote("{} ranks share {} cores: their times are those of shared cores", ranks,
             kernels::UsableCores());
+  }
+  for (const std::string& file : {flags.trace_file, flags.planned_file}) {
+    if (!file.empty()) {
+      PENSTOCK_TRY(CheckWritable(file));  // it is written when the run is over
+    }
   }
   Progress progress(flags.train.common.json, config.train.steps);
   train::TrainLog log;

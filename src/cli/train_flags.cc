@@ -1,12 +1,16 @@
 #include "cli/train_flags.h"
 
+#include "base/config_path.h"
+#include "base/file.h"
 #include "cli/model_flags.h"
 
 namespace penstock::cli {
 
 void AddTrainFlags(Verb& verb, TrainFlags& flags) {
   AddCommonFlags(verb, flags.common);
-  verb.AddOption("config", flags.config, "The configuration (docs/training.md lists its keys)")
+  verb.AddOption(
+          "config", flags.config,
+          "The configuration (docs/training.md lists its keys), or one of configs/train by name")
       ->TypeName("CONFIG.toml");
   verb.AddOption("--set", flags.assignments,
                  "section.key=value instead of what the file says; repeatable")
@@ -37,6 +41,9 @@ Result<train::TrainConfig> ReadConfig(const TrainFlags& flags) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "[cli.flags] no configuration, wanted a file, for instance "
                      "configs/train/tiny.toml");
+  }
+  if (!FileExists(path) && path.find('/') == std::string::npos && !path.ends_with(".toml")) {
+    PENSTOCK_TRY_ASSIGN(path, FindConfig("train", "toml", path));  // one that came with Penstock
   }
   return train::ReadTrainConfig(path, assignments);
 }

@@ -260,9 +260,16 @@ TensorId GraphBuilder::Tensor(std::string name, std::vector<int64_t> shape, Tens
   const auto found = tensor_ids_.find(name);
   if (found != tensor_ids_.end()) {
     const WeightTensor& old = graph_.tensor(found->second);
+    const size_t layer = tensor_layers_[static_cast<size_t>(found->second.value())];
+    const std::string first = layer < graph_.layers.size() ? graph_.layers[layer].name : "no layer";
     if (old.shape != shape) {
-      Fail(name, fmt::format("has shape [{}] and is also used with [{}]",
-                             fmt::join(old.shape, ", "), fmt::join(shape, ", ")));
+      Fail(name, fmt::format("has shape [{}] here and [{}] in {}, which shares it",
+                             fmt::join(shape, ", "), fmt::join(old.shape, ", "), first));
+    } else if ((old.role == TensorRole::kVector) != (role == TensorRole::kVector)) {
+      const bool vector = role == TensorRole::kVector;
+      Fail(name, fmt::format("is a {} here and a {} in {}, which shares it: one would decay with "
+                             "the optimizer's matrices, the other not",
+                             vector ? "vector" : "matrix", vector ? "matrix" : "vector", first));
     }
     return found->second;
   }
@@ -277,6 +284,7 @@ TensorId GraphBuilder::Tensor(std::string name, std::vector<int64_t> shape, Tens
   }
   const TensorId id(static_cast<int32_t>(graph_.tensors.size()));
   tensor_ids_.emplace(name, id);
+  tensor_layers_.push_back(graph_.layers.empty() ? 0 : graph_.layers.size() - 1);
   graph_.tensors.push_back({.name = std::move(name),
                             .shape = std::move(shape),
                             .role = role,

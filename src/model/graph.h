@@ -376,8 +376,9 @@ class GraphBuilder {
   // The operations that follow belong to this layer.
   void BeginLayer(LayerKind kind, std::string name);
 
-  // The same name and shape give the same tensor (tied weights). Matrices have two dimensions,
-  // vectors one to four.
+  // The same name and shape give the same tensor (tied weights); another shape, or a vector that is
+  // also a matrix (which an optimizer would decay here and not there), is an error that names both
+  // layers. Matrices have two dimensions, vectors one to four.
   TensorId Tensor(std::string name, std::vector<int64_t> shape, TensorRole role,
                   bool routed_expert = false, bool replicated = false);
 
@@ -452,6 +453,7 @@ class GraphBuilder {
 
   Graph graph_;
   std::unordered_map<std::string, TensorId> tensor_ids_;
+  std::vector<size_t> tensor_layers_;  // per tensor: the layer that uses it first
   std::vector<LossTerm> losses_;
   std::optional<Error> first_error_;
 };

@@ -95,10 +95,19 @@ TEST(Graph, MistakesAreNamedWithLayerAndOperation) {
       {"two shapes",
        [](GraphBuilder& b, ValueId x) {
          b.Matrix("w", 4, 4);
+         b.BeginLayer(LayerKind::kDecoder, "layer 1");
          b.Matrix("w", 2, 4);
          return x;
        },
-       "w: has shape [4, 4] and is also used with [2, 4]"},
+       "layer 1: w: has shape [2, 4] here and [4, 4] in layer 0, which shares it"},
+      {"a tensor of two optimizer groups",
+       [](GraphBuilder& b, ValueId x) {
+         b.Tensor("w", {4, 4}, TensorRole::kVector);
+         b.BeginLayer(LayerKind::kDecoder, "layer 1");
+         b.Matrix("w", 4, 4);
+         return x;
+       },
+       "layer 1: w: is a matrix here and a vector in layer 0, which shares it"},
       {"odd rotation",
        [](GraphBuilder& b, ValueId x) {
          return b.Rope(x, {.heads = 1, .head_dim = 4, .rotary_dim = 3, .table = {}}, "r");

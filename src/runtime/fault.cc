@@ -1,7 +1,10 @@
 #include "runtime/fault.h"
 
 #include <charconv>
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
+#include <thread>
 
 namespace penstock::runtime {
 namespace {
@@ -19,7 +22,7 @@ Result<Fault> ParseFault(std::string_view text) {
       MakeError(ErrorCode::kInvalidArgument,
                 "[runtime.fault] PENSTOCK_FAULT: got '{}', wanted "
                 "STAGE:ACTION:KIND, for instance 1:F12:stall (an action, as F, B, W "
-                "or SEND_F, and a step number, or LOAD; kinds fail, stall, die)",
+                "or SEND_F, and a step number, or LOAD or END; kinds fail, stall, die)",
                 text);
   const size_t first = text.find(':');
   const size_t second = first == std::string_view::npos ? first : text.find(':', first + 1);
@@ -31,15 +34,17 @@ Result<Fault> ParseFault(std::string_view text) {
   const std::string_view kind = text.substr(second + 1);
   const size_t digits = action.find_first_of("0123456789");
   fault.loading = action == "LOAD";
+  fault.ending = action == "END";
+  const bool around = fault.loading || fault.ending;
   if (!ReadNumber(text.substr(0, first), fault.stage)) {
     return wrong;
   }
-  if (fault.loading) {
+  if (around) {
     fault.step = -1;
   } else if (digits == std::string_view::npos || !ReadNumber(action.substr(digits), fault.step)) {
     return wrong;
   }
-  bool known = fault.loading;
+  bool known = around;
   for (int k = 1; k < schedule::kOpKindCount; ++k) {
     const auto op = static_cast<schedule::OpKind>(k);
     if (schedule::OpKindText(op) == action.substr(0, digits)) {
@@ -69,6 +74,23 @@ Result<std::optional<Fault>> FaultFromEnvironment() {
   }
   PENSTOCK_TRY_ASSIGN(const Fault fault, ParseFault(text));
   return std::optional<Fault>(fault);
+}
+
+Result<> InjectFaultAround(const std::optional<Fault>& fault, bool ending, comm::Channel& channel) {
+  if (!fault || !(ending ? fault->ending : fault->loading) || fault->stage != channel.rank()) {
+    return {};
+  }
+  if (fault->kind == Fault::Kind::kFail) {
+    return MakeError(ErrorCode::kInternal, "[runtime.fault] rank {}, {}: a declared fault",
+                     channel.rank(), ending ? "ending" : "loading");
+  }
+  if (fault->kind == Fault::Kind::kDie && channel.across_processes()) {
+    std::raise(SIGKILL);
+  }
+  while (!channel.failed()) {  // silent until the others have noticed
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return MakeError(ErrorCode::kPeerLost, "[runtime.fault] stopped by a declared fault");
 }
 
 }  // namespace penstock::runtime

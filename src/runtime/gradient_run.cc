@@ -4,6 +4,8 @@
 #include <cmath>
 #include <thread>
 
+#include "base/progress.h"
+
 namespace penstock::runtime {
 namespace {
 
@@ -29,36 +31,6 @@ TrainSpec SpecOf(const GradientJob& job) {
   return spec;
 }
 
-// Ranks load at different speeds: nobody's deadline begins before all are ready.
-constexpr double kLoadDeadlineS = 3600;
-
-Result<> AllReady(comm::Channel& channel, MemoryAccount& account) {
-  const auto lane = [](int32_t source, int32_t target) {
-    return comm::Lane{comm::LaneKind::kControl, source, target, 2};
-  };
-  const auto header = [&](int32_t source, int32_t target) {
-    return comm::MessageHeader{lane(source, target), {0, 0}, DType::kU8, 0, 0, 0};
-  };
-  for (int32_t other = 1; other < channel.size(); ++other) {
-    if (channel.rank() == 0 || channel.rank() == other) {
-      PENSTOCK_TRY(channel.Open(lane(0, other), {0, 1}, account));
-      PENSTOCK_TRY(channel.Open(lane(other, 0), {0, 1}, account));
-    }
-  }
-  if (channel.rank() > 0) {
-    PENSTOCK_TRY(channel.Send(header(channel.rank(), 0), {}, kLoadDeadlineS));
-    PENSTOCK_TRY(channel.Receive(lane(0, channel.rank()), {0, 0}, kLoadDeadlineS));
-    return {};
-  }
-  for (int32_t other = 1; other < channel.size(); ++other) {
-    PENSTOCK_TRY(channel.Receive(lane(other, 0), {0, 0}, kLoadDeadlineS));
-  }
-  for (int32_t other = 1; other < channel.size(); ++other) {
-    PENSTOCK_TRY(channel.Send(header(0, other), {}, kLoadDeadlineS));
-  }
-  return {};
-}
-
 // The step as a replica with these micro-batches sees it.
 StepData DataOf(const GradientJob& job, std::span<const MicroBatchData> own) {
   StepData data;
@@ -73,7 +45,8 @@ StepData DataOf(const GradientJob& job, std::span<const MicroBatchData> own) {
 }  // namespace
 
 Result<RankGradients> RunGradientRank(const GradientJob& job, comm::Channel& channel,
-                                      MemoryAccount& account) {
+                                      comm::LoadWatch& watch, MemoryAccount& account) {
+  PENSTOCK_TRY(watch.Open(account));
   TrainSpec spec = SpecOf(job);
   PENSTOCK_TRY_ASSIGN(spec.fault, FaultFromEnvironment());
   PENSTOCK_TRY_ASSIGN(
@@ -91,6 +64,10 @@ Result<RankGradients> RunGradientRank(const GradientJob& job, comm::Channel& cha
   PENSTOCK_TRY_ASSIGN(result.planned,
                       TrainRank::PlannedMemory(spec, channel.rank(), shapes, *training,
                                                channel.across_processes()));
+  const int64_t beats =
+      comm::PlannedWatchBytes(channel.rank(), channel.size(), channel.across_processes());
+  result.planned[MemoryCategory::kMessages] += beats;
+  result.planned.total += beats;
   if (result.planned.total > account.limit_bytes()) {
     return MakeError(ErrorCode::kOutOfMemory,
                      "[runtime.gradients] rank {} needs {} bytes, the limit is {}", channel.rank(),
@@ -99,8 +76,12 @@ Result<RankGradients> RunGradientRank(const GradientJob& job, comm::Channel& cha
   trace::RankRecorder recorder(RankId(channel.rank()), job.keep_trace ? kTraceSlices : 0);
   PENSTOCK_TRY_ASSIGN(const std::unique_ptr<TrainRank> rank,
                       TrainRank::Create(spec, channel, *training, account, recorder));
-  PENSTOCK_TRY(rank->Load(*job.files));
-  PENSTOCK_TRY(AllReady(channel, account));
+  PENSTOCK_TRY(InjectFaultAround(spec.fault, false, channel));
+  {
+    const ProgressScope progress([&watch] { watch.Beat(); });
+    PENSTOCK_TRY(rank->Load(*job.files));
+  }
+  PENSTOCK_TRY(watch.Meet());  // ranks load at different speeds
   PENSTOCK_TRY_ASSIGN(StepResult step, rank->RunStep(DataOf(job, own), nullptr));
   result.losses.push_back(std::move(step.losses));
   for (std::vector<double>& term : step.auxiliary) {
@@ -128,7 +109,8 @@ Result<std::vector<RankGradients>> RunGradientThreads(const GradientJob& job) {
   }
   const auto run = [&](int rank) {
     const auto r = static_cast<size_t>(rank);
-    results[r] = RunGradientRank(job, *channels[r], *accounts[r]);
+    comm::LoadWatch watch(*channels[r], job.deadline_s);
+    results[r] = RunGradientRank(job, *channels[r], watch, *accounts[r]);
     if (!results[r]->ok()) {
       channels[r]->Fail(results[r]->error());
     }

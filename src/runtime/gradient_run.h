@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "comm/channel.h"
+#include "comm/load_watch.h"
 #include "kernels/training.h"
 #include "model/cut.h"
 #include "model/graph.h"
@@ -56,9 +56,10 @@ struct RankGradients {
   trace::RankTimeline timeline;
 };
 
-// One rank of the job (channel rank = replica * ranks + rank). Errors: those of TrainRank.
+// One rank of the job (channel rank = replica * ranks + rank). Opens the watch, which may serve the
+// caller afterwards. Errors: those of TrainRank and LoadWatch.
 Result<RankGradients> RunGradientRank(const GradientJob& job, comm::Channel& channel,
-                                      MemoryAccount& account);
+                                      comm::LoadWatch& watch, MemoryAccount& account);
 
 // All ranks as threads. The first error of any rank; the others end with it.
 Result<std::vector<RankGradients>> RunGradientThreads(const GradientJob& job);

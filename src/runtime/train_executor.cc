@@ -258,7 +258,7 @@ Result<int64_t> TrainExecutor::Forward(const Action& action) {
       continue;
     }
     if (!std::isfinite(losses[k])) {
-      return MakeError(ErrorCode::kInternal,
+      return MakeError(ErrorCode::kNotFinite,
                        "[runtime.train] step {}, micro-batch {}, stage {}: the loss ({}) is not "
                        "finite",
                        step(), action.micro_batch, action.stage, term.name);
@@ -307,7 +307,7 @@ Result<int64_t> TrainExecutor::Backward(const Action& action) {
   }
   if (input && !std::isfinite(runner_.LastGradientSquares())) {
     return MakeError(
-        ErrorCode::kInternal,
+        ErrorCode::kNotFinite,
         "[runtime.train] step {}, micro-batch {}, stage {}: the gradient is not finite", step(),
         action.micro_batch, action.stage);
   }

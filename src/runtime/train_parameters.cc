@@ -4,10 +4,13 @@
 #include <cstring>
 #include <set>
 
+#include "base/progress.h"
 #include "runtime/train_edges.h"
 
 namespace penstock::runtime {
 namespace {
+
+constexpr int64_t kStripElements = int64_t{1} << 22;  // read at once while loading
 
 std::vector<int32_t> KeyOf(std::span<const TensorId> parts) {
   std::vector<int32_t> key;
@@ -295,7 +298,16 @@ Result<> TrainParameters::Load(const weights::ModelFiles& files) {
     const model::WeightTensor& tensor = graph_->tensor(TensorId(id));
     PENSTOCK_TRY_ASSIGN(const std::unique_ptr<MatrixSource> source,
                         files.Source(tensor.name, tensor.shape));
-    PENSTOCK_TRY(source->ReadRows(0, source->rows(), master.second.All<float>()));
+    const std::span<float> out = master.second.All<float>();
+    const int64_t columns = source->columns();
+    const int64_t strip = std::max<int64_t>(1, kStripElements / std::max<int64_t>(1, columns));
+    for (int64_t row = 0; row < source->rows(); row += strip) {
+      const int64_t rows = std::min(strip, source->rows() - row);
+      PENSTOCK_TRY(source->ReadRows(
+          row, rows,
+          out.subspan(static_cast<size_t>(row * columns), static_cast<size_t>(rows * columns))));
+      Progress();
+    }
     source->DropPages();
   }
   Changed({});

@@ -239,8 +239,8 @@ class TrainRank {
       const TrainSpec& spec, int32_t rank, std::span<const MicroBatchShape> shapes,
       const kernels::TrainingDevice& device);
 
-  // Fills all masters from the files, by canonical names, and packs. Errors: those of
-  // ModelFiles::Source and ReadRows.
+  // Fills all masters from the files, by canonical names, and packs; calls Progress() meanwhile.
+  // Errors: those of ModelFiles::Source and ReadRows.
   virtual Result<> Load(const weights::ModelFiles& files) = 0;
 
   // Ascending by tensor id. The vector never changes; the tensors' contents do.
@@ -258,7 +258,7 @@ class TrainRank {
 
   // Runs this rank's list once. `end` may be null when the schedule has no OPT and no BARRIER.
   // Forward-only schedules give losses alone (evaluation): dropout is off then. Errors: kPeerLost,
-  // kDeadlineExceeded; kInternal (exit status 3) for a loss or a gradient that is not finite,
+  // kDeadlineExceeded; kNotFinite (exit status 3) for a loss or a gradient that is not finite,
   // naming step, micro-batch and stage; those of `end`. After an error the object can only be
   // destroyed; the caller tells the channel (Fail).
   virtual Result<StepResult> RunStep(const StepData& data, StepEnd* end) = 0;

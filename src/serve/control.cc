@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/progress.h"
+
 namespace penstock::serve {
 namespace {
 
@@ -70,6 +72,7 @@ Result<std::vector<std::byte>> ControlLink::Receive(int32_t source, double deadl
     PENSTOCK_TRY_ASSIGN(const comm::Message message,
                         channel_.Receive(lane, {1 + piece, 0}, deadline_s));
     bytes.insert(bytes.end(), message.payload().begin(), message.payload().end());
+    Progress();
   }
   return bytes;
 }

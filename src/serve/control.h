@@ -24,7 +24,7 @@ class ControlLink {
   Result<> Send(int32_t target, std::span<const std::byte> bytes, double deadline_s);
   // True when Receive would not wait for its first piece.
   bool Ready(int32_t source);
-  // Errors: kCorruptData when more than `limit_bytes` come.
+  // Calls Progress() after each piece. Errors: kCorruptData when more than `limit_bytes` come.
   Result<std::vector<std::byte>> Receive(int32_t source, double deadline_s, int64_t limit_bytes);
 
  private:

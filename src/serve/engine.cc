@@ -122,14 +122,8 @@ Result<std::unique_ptr<Engine>> Engine::Start(const ModelBundle& bundle, const R
     return engine->First(run.error());
   }
   engine->run_ = std::move(run).value();
-  if (const Result<> ready = engine->run_->watch().Await(engine->run_->control()); !ready.ok()) {
+  if (const Result<> ready = engine->run_->watch().Meet(); !ready.ok()) {
     return engine->First(ready.error());
-  }
-  for (int32_t other = 1; other < ranks; ++other) {
-    if (const Result<> told = engine->run_->control().Send(other, {}, options.deadline_s);
-        !told.ok()) {
-      return engine->First(told.error());
-    }
   }
   engine->decider_ = std::make_unique<Decider>(
       ConfigFor(engine->setup_, bundle.model.graph),

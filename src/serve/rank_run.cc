@@ -1,9 +1,5 @@
 #include "serve/rank_run.h"
 
-#include <chrono>
-#include <csignal>
-#include <thread>
-
 #include "runtime/bytes.h"
 
 namespace penstock::serve {
@@ -64,24 +60,6 @@ RankRun::RankRun(comm::Channel& channel, MemoryAccount& account,
 namespace {
 
 // PENSTOCK_FAULT=STAGE:LOAD:KIND, where this rank is the stage's.
-Result<> InjectLoadFault(const std::optional<runtime::Fault>& fault, comm::Channel& channel) {
-  if (!fault || !fault->loading || fault->stage != channel.rank()) {
-    return {};
-  }
-  if (fault->kind == runtime::Fault::Kind::kFail) {
-    return MakeError(ErrorCode::kInternal,
-                     "[runtime.fault] rank {} (stage {}), loading: a declared fault",
-                     channel.rank(), fault->stage);
-  }
-  if (fault->kind == runtime::Fault::Kind::kDie && channel.across_processes()) {
-    std::raise(SIGKILL);
-  }
-  while (!channel.failed()) {  // silent until the others have noticed
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return MakeError(ErrorCode::kPeerLost, "[runtime.fault] stopped by a declared fault");
-}
-
 }  // namespace
 
 Result<std::unique_ptr<RankRun>> RankRun::Create(const ModelBundle& bundle,
@@ -114,7 +92,7 @@ Result<std::unique_ptr<RankRun>> RankRun::Create(const ModelBundle& bundle,
   PENSTOCK_TRY(run->control_.Open(run->account_));
   PENSTOCK_TRY(run->watch_.Open(run->account_));
   PENSTOCK_TRY(run->executor_->Open(run->account_, setup.max_result_bytes));
-  PENSTOCK_TRY(InjectLoadFault(spec.fault, channel));
+  PENSTOCK_TRY(runtime::InjectFaultAround(spec.fault, false, channel));
   const auto load_progress = [&watch = run->watch_, &progress](int64_t bytes) {
     watch.Beat();
     if (progress) {
@@ -134,8 +112,7 @@ RankReport RankRun::Report(const comm::Channel& channel) {
 }
 
 Result<> ServeRank(RankRun& run, comm::Channel& channel, double deadline_s) {
-  PENSTOCK_TRY(run.control().Send(0, {}, deadline_s));  // ready
-  PENSTOCK_TRY(run.watch().Await(run.control()));       // so are all
+  PENSTOCK_TRY(run.watch().Meet());
   PENSTOCK_TRY(run.executor().Serve());
   const std::vector<std::byte> report = EncodeReport(run.Report(channel));
   return run.control().Send(0, report, deadline_s);

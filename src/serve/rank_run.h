@@ -6,9 +6,9 @@
 #include <functional>
 #include <memory>
 
+#include "comm/load_watch.h"
 #include "runtime/rank_executor.h"
 #include "serve/control.h"
-#include "serve/load_watch.h"
 #include "serve/run_setup.h"
 #include "serve/sampling_sink.h"
 #include "trace/timeline.h"
@@ -42,7 +42,7 @@ class RankRun {
 
   ControlLink& control() { return control_; }
 
-  LoadWatch& watch() { return watch_; }
+  comm::LoadWatch& watch() { return watch_; }
 
   trace::RankRecorder& recorder() { return recorder_; }
 
@@ -57,7 +57,7 @@ class RankRun {
   std::unique_ptr<kernels::Device> device_;
   trace::RankRecorder recorder_;
   ControlLink control_;
-  LoadWatch watch_;
+  comm::LoadWatch watch_;
   std::unique_ptr<SamplingSink> sink_;
   std::unique_ptr<runtime::Stage> stage_;
   std::unique_ptr<runtime::RankExecutor> executor_;

@@ -4,11 +4,11 @@
 
 #include "base/json.h"
 #include "base/units.h"
+#include "comm/load_watch.h"
 #include "cost/profile.h"
 #include "model/cut_search.h"
 #include "plan/serving_rules.h"
 #include "serve/control.h"
-#include "serve/load_watch.h"
 #include "serve/serving_schedule.h"
 
 namespace penstock::serve {
@@ -171,7 +171,7 @@ Result<RunSetup> MakeRunSetup(const ModelBundle& bundle, const RunOptions& optio
         runtime::PlannedMessageBytes(graph, spec, rank, setup.ranks(), setup.plan_limits,
                                      setup.groups, setup.max_result_bytes, across_processes) +
         PlannedControlBytes(rank, setup.ranks(), across_processes) +
-        PlannedWatchBytes(rank, setup.ranks(), across_processes);
+        comm::PlannedWatchBytes(rank, setup.ranks(), across_processes);
     memory.figures[MemoryCategory::kMessages] = messages;
     memory.figures.total += messages;
     memory.limit_bytes = free;

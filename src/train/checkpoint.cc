@@ -1,6 +1,7 @@
 #include "train/checkpoint.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -264,12 +265,18 @@ std::string PartialFolder(const std::string& folder, int64_t step) {
   return (fs::path(folder) / fmt::format(".partial-{:08d}", step)).string();
 }
 
-Result<> PrepareFolder(const std::string& folder) {
+Result<> MakeFolder(const std::string& folder) {
   std::error_code code;
   fs::create_directories(folder, code);
-  if (code) {
-    return WriteError(folder, code.value());
+  if (code || !fs::is_directory(folder)) {
+    return WriteError(folder, code ? code.value() : ENOTDIR);
   }
+  return {};
+}
+
+Result<> PrepareFolder(const std::string& folder) {
+  PENSTOCK_TRY(MakeFolder(folder));
+  std::error_code code;
   std::vector<fs::path> left;
   for (fs::directory_iterator it(folder, code), end; !code && it != end; it.increment(code)) {
     const std::string name = it->path().filename().string();
@@ -281,6 +288,29 @@ Result<> PrepareFolder(const std::string& folder) {
     fs::remove_all(path, code);
   }
   return {};
+}
+
+FolderLock& FolderLock::operator=(FolderLock&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+FolderLock::~FolderLock() {
+  if (fd_ >= 0) {
+    ::close(fd_);
+  }
+}
+
+Result<FolderLock> FolderLock::Take(const std::string& folder) {
+  FolderLock lock;
+  lock.fd_ = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (lock.fd_ >= 0 && ::flock(lock.fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[train.checkpoint] {}: another run trains into this folder, wanted one that "
+                     "is free (train.folder)",
+                     folder);
+  }
+  return lock;
 }
 
 Result<> MakePartial(const std::string& folder, int64_t step) {

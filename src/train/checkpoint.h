@@ -22,6 +22,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/json_reader.h"
@@ -94,10 +95,30 @@ class CheckpointWriter {
 std::string CheckpointName(int64_t step);  // "step-00000020"
 std::string PartialFolder(const std::string& folder, int64_t step);
 
-// Makes FOLDER and FOLDER/.partial-STEP; removes what killed runs left half written.
+Result<> MakeFolder(const std::string& folder);
+// Removes what killed runs left half written.
 Result<> PrepareFolder(const std::string& folder);
+// Makes FOLDER/.partial-STEP.
 Result<> MakePartial(const std::string& folder, int64_t step);
 void RemovePartial(const std::string& folder, int64_t step);
+
+// One run at a time writes into a folder: held until destroyed, or the process ends however it
+// does.
+class FolderLock {
+ public:
+  FolderLock() = default;
+
+  FolderLock(FolderLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
+  FolderLock& operator=(FolderLock&& other) noexcept;
+  ~FolderLock();
+
+  // Errors: kInvalidArgument when another run has it. File systems without locks give none.
+  static Result<FolderLock> Take(const std::string& folder);
+
+ private:
+  int fd_ = -1;
+};
 
 // Steps that have a folder with a final name, ascending.
 std::vector<int64_t> CheckpointSteps(const std::string& folder);

@@ -153,8 +153,8 @@ Result<PipelineSection> ReadPipeline(const TomlTable& table) {
   PENSTOCK_TRY_ASSIGN(pipeline.schedule, table.StringOr("schedule", "1f1b"));
   PENSTOCK_TRY_ASSIGN(pipeline.chunks, table.IntOr("chunks", 0, 0, 4096));
   PENSTOCK_TRY_ASSIGN(pipeline.slices, table.IntOr("slices", 0, 0, 4096));
-  PENSTOCK_TRY_ASSIGN(pipeline.micro_batches, table.IntOr("micro_batches", 1, 1, 1 << 20));
-  PENSTOCK_TRY_ASSIGN(pipeline.micro_batch, table.IntOr("micro_batch", 1, 1, 1 << 20));
+  PENSTOCK_TRY_ASSIGN(pipeline.micro_batches, table.IntOr("micro_batches", 1, 1, 1 << 14));
+  PENSTOCK_TRY_ASSIGN(pipeline.micro_batch, table.IntOr("micro_batch", 1, 1, 1 << 16));
   PENSTOCK_TRY_ASSIGN(pipeline.replicas, table.IntOr("replicas", 1, 1, 4096));
   PENSTOCK_TRY_ASSIGN(pipeline.barrier, table.BoolOr("barrier", true));
   PENSTOCK_TRY_ASSIGN(pipeline.lanes, table.IntOr("lanes", 0, 0, 4096));
@@ -282,9 +282,13 @@ Result<TrainConfig> ReadTrainConfig(const std::string& path,
 std::string TrainConfig::Identity() const {
   const OptimizerSection& o = optimizer;
   std::string text;
-  text += fmt::format("model = {}\n", model.path.empty() ? model.config : model.path);
+  // By name: a run may go on from another folder. What the model is stands in its layout.
   if (model.path.empty()) {
     text += fmt::format("model.seed = {}\n", model.seed);
+  } else {
+    const fs::path path = fs::path(model.path).lexically_normal();
+    text += fmt::format("model.path = .../{}\n",
+                        (path.has_filename() ? path : path.parent_path()).filename().string());
   }
   text += fmt::format("data.format = {}\ndata.pack = {}\ndata.sequence_tokens = {}\n",
                       static_cast<int>(data.format), data.pack, data.sequence_tokens);

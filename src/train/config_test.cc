@@ -100,6 +100,7 @@ TEST_F(ConfigTest, IdentityLeavesOutWhereAndHowLongButNotWhat) {
       Read(kLeast, {"train.steps=7", "pipeline.schedule=gpipe", "optimizer.lr=1"})->Identity(),
       before);
   EXPECT_EQ(Read(kLeast, {"pipeline.stages=2"})->Identity(), before);
+  EXPECT_EQ(Read(kLeast, {"model.config=" + folder_ + "/model/config.json"})->Identity(), before);
   EXPECT_NE(Read(kLeast, {"train.seed=1"})->Identity(), before);
   EXPECT_NE(Read(kLeast, {"pipeline.micro_batch=2"})->Identity(), before);
 }

@@ -7,6 +7,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "base/progress.h"
 #include "base/units.h"
 #include "text/utf8.h"
 #include "train/sha256.h"
@@ -102,6 +103,7 @@ class Reader {
     for (size_t begin = 0; begin < text.size(); ++line) {
       const size_t newline = std::min(text.find('\n', begin), text.size());
       std::string_view row = text.substr(begin, newline - begin);
+      Progress();
       begin = newline + 1;
       if (line == 1 && row.starts_with("\xEF\xBB\xBF")) {
         row.remove_prefix(3);
@@ -137,9 +139,14 @@ class Reader {
                        "\"chat\"",
                        where);
     }
-    PENSTOCK_TRY_ASSIGN(const std::vector<text::ChatMessage> messages,
-                        text::ReadChatMessages(json, where));
-    return AddChat(where, messages);
+    auto messages = text::ReadChatMessages(json, where);
+    if (!messages.ok()) {
+      const std::string& why = messages.error().message;
+      return why.find(where) != std::string::npos
+                 ? messages.error()
+                 : MakeError(messages.error().code, "[train.corpus] {}: {}", where, why);
+    }
+    return AddChat(where, messages.value());
   }
 
   Result<> AddText(const std::string& where, std::string_view text) {
@@ -151,6 +158,7 @@ class Reader {
     tokens_.Add(prefix, 1);
     for (size_t begin = 0; begin < text.size();) {
       const size_t end = PieceEnd(text, begin);
+      Progress();
       text::EncodeOptions options;
       options.add_special = false;
       auto ids = tokenizer_.Encode(text.substr(begin, end - begin), options);

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "base/log.h"
+#include "base/progress.h"
 #include "train/checkpoint.h"
 #include "train/rank_weights.h"
 #include "train/ranks.h"
@@ -29,21 +30,27 @@ Result<std::optional<Checkpoint>> NewestCheckpoint(const TrainConfig& config) {
 }
 
 Result<EvalResult> EvaluateOnRank(const TrainSetup& setup, const std::vector<EvalBatch>& batches,
-                                  const std::optional<Checkpoint>& checkpoint,
-                                  comm::Channel& channel, MemoryAccount& account,
-                                  std::unique_ptr<kernels::Device> device) {
-  const auto training = kernels::CreateCpuTraining(*device);
+                                  const std::optional<Checkpoint>& checkpoint, RankMeans means) {
+  comm::Channel& channel = means.channel;
+  MemoryAccount& account = means.account;
+  const auto training = kernels::CreateCpuTraining(*means.device);
   trace::RankRecorder recorder(RankId(channel.rank()), 0);
   Links links(channel, setup.ranks(), 1, 1, setup.options.deadline_s);
   PENSTOCK_TRY(links.Open(account));
   PENSTOCK_TRY_ASSIGN(const auto rank, runtime::TrainRank::Create(setup.Spec(true), channel,
                                                                   *training, account, recorder));
-  if (checkpoint.has_value()) {
-    PENSTOCK_TRY(LoadWeights(*checkpoint, *rank));
-  } else if (setup.files != nullptr) {
-    PENSTOCK_TRY(rank->Load(*setup.files));
-  } else {
-    FillRandom(setup, *rank);
+  {
+    const ProgressScope progress([&watch = means.watch] { watch.Beat(); });
+    PENSTOCK_TRY_ASSIGN(const auto fault, runtime::FaultFromEnvironment());
+    PENSTOCK_TRY(runtime::InjectFaultAround(fault, false, channel));
+    if (checkpoint.has_value()) {
+      PENSTOCK_TRY(LoadWeights(*checkpoint, *rank));
+    } else if (setup.files != nullptr) {
+      PENSTOCK_TRY(rank->Load(*setup.files));
+    } else {
+      FillRandom(setup, *rank);
+    }
+    PENSTOCK_TRY(means.watch.Meet());
   }
   PENSTOCK_TRY_ASSIGN(const EvalResult result, Evaluate(setup, batches, *rank, links));
   PENSTOCK_TRY(links.Part());
@@ -53,10 +60,13 @@ Result<EvalResult> EvaluateOnRank(const TrainSetup& setup, const std::vector<Eva
 }  // namespace
 
 Result<EvalOutcome> RunEvaluation(const TrainConfig& config, const TrainOptions& given,
-                                  std::unique_ptr<comm::Channel> channel) {
-  PENSTOCK_TRY(CheckRanks(config, channel.get()));
-  TrainOptions options = ResolvedOptions(given, config, channel != nullptr);
+                                  std::unique_ptr<comm::Channel> given_channel) {
+  PENSTOCK_TRY(CheckRanks(config, given_channel.get()));
+  TrainOptions options = ResolvedOptions(given, config, given_channel != nullptr);
   options.evaluate = true;
+  ProcessRank process(std::move(given_channel), options.deadline_s);
+  PENSTOCK_TRY(process.Open());
+  const ProgressScope progress([&process] { process.Beat(); });
   PENSTOCK_TRY_ASSIGN(auto device, MakeDevice(options));
   std::unique_ptr<TrainSetup> setup;
   {
@@ -73,22 +83,20 @@ Result<EvalOutcome> RunEvaluation(const TrainConfig& config, const TrainOptions&
                     : setup->files != nullptr ? setup->model_source
                                               : "random";
   const std::vector<EvalBatch> batches = EvalBatches(*setup, outcome.validation);
-  const RankBody body = [&](comm::Channel& end, MemoryAccount& account,
-                            std::unique_ptr<kernels::Device> own) -> Result<> {
+  const RankBody body = [&](RankMeans means) -> Result<> {
+    const bool first = means.channel.rank() == 0;
     PENSTOCK_TRY_ASSIGN(const EvalResult result,
-                        EvaluateOnRank(*setup, batches, checkpoint, end, account, std::move(own)));
-    if (end.rank() == 0) {
+                        EvaluateOnRank(*setup, batches, checkpoint, std::move(means)));
+    if (first) {
       outcome.result = result;
     }
     return {};
   };
-  if (channel == nullptr) {
+  if (process.channel() == nullptr) {
     PENSTOCK_TRY(
         RunThreads(setup->channel_ranks(), setup->limit_bytes, options, std::move(device), body));
   } else {
-    MemoryAccount account(setup->limit_bytes);
-    const std::unique_ptr<comm::Channel> own = std::move(channel);  // dies before `account`
-    PENSTOCK_TRY(body(*own, account, std::move(device)));
+    PENSTOCK_TRY(body(process.Means(setup->limit_bytes, std::move(device))));
   }
   return outcome;
 }

@@ -1,5 +1,6 @@
 #include "train/export.h"
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -141,6 +142,25 @@ Result<> WriteIndex(const std::vector<WeightShard>& shards, const std::string& f
                              DumpJson(index, 1));
 }
 
+// Weights of an earlier export, cut into other files: a reader would take them for this one's.
+void RemoveOlderShards(const std::string& folder, const std::vector<WeightShard>& shards) {
+  std::vector<fs::path> older;
+  std::error_code code;
+  for (fs::directory_iterator it(folder, code), end; !code && it != end; it.increment(code)) {
+    const std::string name = it->path().filename().string();
+    const bool cut = name.starts_with("model-") && name.find("-of-") != std::string::npos &&
+                     name.ends_with(".safetensors");
+    if ((cut || name == "model.safetensors") &&
+        std::none_of(shards.begin(), shards.end(),
+                     [&](const WeightShard& shard) { return shard.name == name; })) {
+      older.push_back(it->path());
+    }
+  }
+  for (const fs::path& path : older) {
+    fs::remove(path, code);
+  }
+}
+
 }  // namespace
 
 Result<ExportOutcome> ExportCheckpoint(const std::string& path, const std::string& folder,
@@ -151,6 +171,12 @@ Result<ExportOutcome> ExportCheckpoint(const std::string& path, const std::strin
   if (code) {
     return MakeError(ErrorCode::kInvalidArgument, "[train.export] {}: cannot be made: {}", folder,
                      code.message());
+  }
+  if (fs::equivalent(folder, checkpoint.path(), code) ||
+      fs::equivalent(folder, fs::path(checkpoint.path()).parent_path(), code)) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[train.export] {}: holds the checkpoint itself, wanted another folder",
+                     folder);
   }
   ExportOutcome outcome;
   outcome.checkpoint = checkpoint.path();
@@ -179,6 +205,7 @@ Result<ExportOutcome> ExportCheckpoint(const std::string& path, const std::strin
   } else {
     fs::remove(fs::path(folder) / "model.safetensors.index.json", code);
   }
+  RemoveOlderShards(folder, shards);
   return outcome;
 }
 

@@ -81,6 +81,11 @@ Result<> Links::Open(MemoryAccount& account) {
   return {};
 }
 
+Result<> Links::AwaitPatiently(const Lane& lane) {
+  const bool with_first = lane.source == 0 || lane.target == 0;
+  return watch_ != nullptr && with_first ? watch_->AwaitMessage(lane) : Result<>();
+}
+
 Result<> Links::Send(const Lane& lane, int64_t step, std::span<const std::byte> bytes) {
   comm::MessageHeader header;
   header.lane = lane;
@@ -88,6 +93,9 @@ Result<> Links::Send(const Lane& lane, int64_t step, std::span<const std::byte> 
   header.type = DType::kU8;
   header.rows = static_cast<int64_t>(bytes.size());
   header.columns = 1;
+  if (watch_ != nullptr && (lane.source == 0 || lane.target == 0)) {
+    return watch_->Send(header, std::span(&bytes, 1));
+  }
   return channel_.Send(header, std::span(&bytes, 1), deadline_s_);
 }
 
@@ -137,6 +145,7 @@ Result<std::optional<std::string>> Links::TakeNote(int32_t source, bool wait) {
   if (!wait && !channel_.Ready(lane)) {
     return std::optional<std::string>();
   }
+  PENSTOCK_TRY(AwaitPatiently(lane));
   PENSTOCK_TRY_ASSIGN(const comm::Message message, channel_.ReceiveNext(lane, deadline_s_));
   const auto payload = message.payload();
   return std::optional<std::string>(
@@ -152,9 +161,10 @@ Result<> Links::SendBytes(int32_t target, std::span<const std::byte> bytes) {
 }
 
 Result<> Links::ReceiveBytes(int32_t source, int64_t bytes, const Sink& sink) {
+  const Lane lane = LaneOf(kPiecesEdge, source, rank());
   while (bytes > 0) {
-    PENSTOCK_TRY_ASSIGN(const comm::Message message,
-                        channel_.ReceiveNext(LaneOf(kPiecesEdge, source, rank()), deadline_s_));
+    PENSTOCK_TRY(AwaitPatiently(lane));
+    PENSTOCK_TRY_ASSIGN(const comm::Message message, channel_.ReceiveNext(lane, deadline_s_));
     const auto size = static_cast<int64_t>(message.payload().size());
     if (size == 0 || size > bytes) {
       return MakeError(ErrorCode::kInternal,

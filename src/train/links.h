@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "comm/channel.h"
+#include "comm/load_watch.h"
 
 namespace penstock::train {
 
@@ -65,10 +65,9 @@ class Links {
   // buffers may go.
   Result<> Part();
 
-  // While rank 0 does something that takes as long as it takes (opening data, writing a file).
-  void set_deadline(double seconds) { deadline_s_ = seconds; }
-
-  double deadline() const { return deadline_s_; }
+  // While somebody does what takes as long as it takes (a digest, writing a file): exchanges with
+  // rank 0 wait as long as the other side beats. Null: the deadline counts again.
+  void set_watch(comm::LoadWatch* watch) { watch_ = watch; }
 
  private:
   struct Use {
@@ -78,6 +77,7 @@ class Links {
 
   static std::vector<Use> LanesOf(int32_t rank, int32_t size, int32_t ranks, int64_t sums,
                                   int64_t report);
+  Result<> AwaitPatiently(const comm::Lane& lane);
   Result<> Send(const comm::Lane& lane, int64_t step, std::span<const std::byte> bytes);
 
   comm::Channel& channel_;
@@ -85,6 +85,7 @@ class Links {
   int64_t sums_;
   int64_t report_;
   double deadline_s_;
+  comm::LoadWatch* watch_ = nullptr;
 };
 
 }  // namespace penstock::train

@@ -15,6 +15,14 @@ Error CannotWrite(const std::string& path) {
                    std::strerror(errno));
 }
 
+// A pipe or a terminal has no earlier lines to keep.
+bool IsDevice(const std::string& path) {
+  std::error_code code;
+  const auto status = std::filesystem::status(path, code);
+  return !code && std::filesystem::exists(status) && !std::filesystem::is_regular_file(status) &&
+         !std::filesystem::is_directory(status);
+}
+
 // The lines of steps up to `step`, as far as they can be read.
 std::string Kept(const std::string& path, int64_t step) {
   std::string kept;
@@ -54,7 +62,9 @@ Result<> TrainLog::Open(const std::string& path, int64_t step) {
   if (!parent.empty()) {
     std::filesystem::create_directories(parent, code);
   }
-  PENSTOCK_TRY(WriteFileAtomically(path, Kept(path, step)));
+  if (!IsDevice(path)) {
+    PENSTOCK_TRY(WriteFileAtomically(path, Kept(path, step)));
+  }
   file_ = std::fopen(path.c_str(), "a");
   if (file_ == nullptr) {
     return CannotWrite(path);

@@ -263,6 +263,28 @@ void RankOptimizer::AddSums(std::span<const int32_t> parameters) {
   }
 }
 
+// W's result, or a sum over micro-batches, left the range although every loss and input gradient
+// had been a number.
+Error RankOptimizer::NotFinite(int64_t step, std::span<const double> squares) const {
+  const model::Graph& graph = setup_.model.graph;
+  for (const TensorId id : setup_.by_name) {
+    if (std::isfinite(squares[static_cast<size_t>(id.value())])) {
+      continue;
+    }
+    for (const model::Op& op : graph.ops) {
+      const auto used = model::TensorsOf(op);
+      if (std::find(used.begin(), used.end(), id) != used.end()) {
+        return MakeError(ErrorCode::kNotFinite,
+                         "[train.optimizer] step {}, stage {}: the gradient of {} is not finite, "
+                         "summed over all micro-batches",
+                         step, setup_.partition.StageOf(op.layer), graph.tensor(id).name);
+      }
+    }
+  }
+  return MakeError(ErrorCode::kNotFinite,
+                   "[train.optimizer] step {}: the norm of the gradient is not finite", step);
+}
+
 Result<StepFacts> RankOptimizer::Facts(int64_t step, std::span<const double> own) {
   const comm::Clock::time_point start = comm::Clock::now();
   PENSTOCK_TRY_ASSIGN(const auto all, links_.Collect(step, own));
@@ -291,10 +313,7 @@ Result<StepFacts> RankOptimizer::Facts(int64_t step, std::span<const double> own
   }
   facts.norm = std::sqrt(sum);
   if (!std::isfinite(facts.norm)) {
-    return MakeError(ErrorCode::kCorruptData,
-                     "[train.optimizer] step {}: the norm of the gradient is {}, wanted a finite "
-                     "number",
-                     step, facts.norm);
+    return NotFinite(step, by_tensor);
   }
   facts.clipped = Factor(facts.norm) != 1.0;
   return facts;

@@ -106,6 +106,7 @@ class RankOptimizer : public runtime::StepEnd {
   Result<> OptimizeTogether();
   Result<> OptimizeAhead(std::span<const int32_t> parameters);
   void AddSums(std::span<const int32_t> parameters);
+  Error NotFinite(int64_t step, std::span<const double> squares) const;
   Result<StepFacts> Facts(int64_t step, std::span<const double> own);
   Result<> Apply(std::span<const int32_t> parameters, int64_t step, double factor, bool kept);
   void Keep(int32_t parameter);

@@ -4,20 +4,20 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <thread>
 
 #include "base/log.h"
+#include "base/progress.h"
 #include "base/statistics.h"
 #include "model/inventory.h"
-#include "train/evaluate.h"
 #include "train/sha256.h"
 
 namespace penstock::train {
 namespace {
 
 constexpr size_t kTraceSteps = 3;
-constexpr int kCalibratingSteps = 6;     // beside the first one
-constexpr double kCalibratingS = 4;      // no further step that would end later
-constexpr double kSlowDeadlineS = 3600;  // while others load, write or read whole models
+constexpr int kCalibratingSteps = 6;  // beside the first one
+constexpr double kCalibratingS = 4;   // no further step that would end later
 
 size_t SlicesPerStep(const TrainSetup& setup) {
   size_t most = 0;
@@ -47,28 +47,27 @@ Result<CheckpointFile> ParseWritten(const std::string& line) {
 
 }  // namespace
 
-RankLoop::RankLoop(const TrainSetup& setup, comm::Channel& channel, MemoryAccount& account,
-                   std::unique_ptr<kernels::Device> device, comm::Clock::time_point origin,
+RankLoop::RankLoop(const TrainSetup& setup, RankMeans means, comm::Clock::time_point origin,
                    const TrainEvents* events)
     : setup_(setup),
-      channel_(channel),
-      account_(account),
-      device_(std::move(device)),
+      channel_(means.channel),
+      watch_(means.watch),
+      account_(means.account),
+      device_(std::move(means.device)),
       training_(kernels::CreateCpuTraining(*device_)),
-      recorder_(RankId(channel.rank()), SlicesPerStep(setup), origin),
-      links_(channel, setup.ranks(), SumsPerRank(setup), setup.report_numbers(),
+      recorder_(RankId(channel_.rank()), SlicesPerStep(setup), origin),
+      links_(channel_, setup.ranks(), SumsPerRank(setup), setup.report_numbers(),
              setup.options.deadline_s),
       events_(events) {}
 
 RankLoop::~RankLoop() = default;
 
-Result<std::unique_ptr<RankLoop>> RankLoop::Create(const TrainSetup& setup, comm::Channel& channel,
-                                                   MemoryAccount& account,
-                                                   std::unique_ptr<kernels::Device> device,
+Result<std::unique_ptr<RankLoop>> RankLoop::Create(const TrainSetup& setup, RankMeans means,
                                                    comm::Clock::time_point origin,
                                                    const TrainEvents* events) {
-  std::unique_ptr<RankLoop> loop(
-      new RankLoop(setup, channel, account, std::move(device), origin, events));
+  std::unique_ptr<RankLoop> loop(new RankLoop(setup, std::move(means), origin, events));
+  comm::Channel& channel = loop->channel_;
+  MemoryAccount& account = loop->account_;
   PENSTOCK_TRY(loop->links_.Open(account));
   PENSTOCK_TRY_ASSIGN(
       loop->rank_, runtime::TrainRank::Create(setup.Spec(true), channel, *loop->training_, account,
@@ -81,7 +80,7 @@ Result<std::unique_ptr<RankLoop>> RankLoop::Create(const TrainSetup& setup, comm
   return loop;
 }
 
-Result<> RankLoop::Load(const std::optional<Checkpoint>& checkpoint) {
+Result<> RankLoop::LoadModel(const std::optional<Checkpoint>& checkpoint) {
   if (checkpoint.has_value()) {
     PENSTOCK_TRY(LoadWeights(*checkpoint, *rank_));
     if (first() && checkpoint->manifest().instruction_set != device_->InstructionSet()) {
@@ -99,6 +98,26 @@ Result<> RankLoop::Load(const std::optional<Checkpoint>& checkpoint) {
   return {};
 }
 
+// Weights, and what is written beside them; the checkpoint that they came from. Returns when all
+// ranks have theirs.
+Result<std::optional<Checkpoint>> RankLoop::Load() {
+  const ProgressScope progress([this] { watch_.Beat(); });
+  PENSTOCK_TRY_ASSIGN(fault_, runtime::FaultFromEnvironment());
+  PENSTOCK_TRY(runtime::InjectFaultAround(fault_, false, channel_));
+  std::optional<Checkpoint> checkpoint;
+  if (start_.from_checkpoint) {
+    const std::string path =
+        (std::filesystem::path(setup_.config.train.folder) / CheckpointName(start_.step)).string();
+    PENSTOCK_TRY_ASSIGN(checkpoint, Checkpoint::Open(path, false));
+  }
+  PENSTOCK_TRY(LoadModel(checkpoint));
+  if (first() && setup_.config.train.checkpoint_every > 0) {
+    PENSTOCK_TRY_ASSIGN(small_files_, SmallFiles(setup_));
+  }
+  PENSTOCK_TRY(watch_.Meet());
+  return checkpoint;
+}
+
 // Steps that change nothing. The first one touches memory for the first time; where steps are
 // short, more follow, and the first is left out.
 Result<> RankLoop::Calibrate() {
@@ -114,7 +133,11 @@ Result<> RankLoop::Calibrate() {
     const auto result = rank_->RunStep({0, batch.micro_batches, batch.counted, batch.counted_later},
                                        optimizer_.get());
     if (!result.ok()) {
-      return result.error();
+      return result.error().code != ErrorCode::kNotFinite
+                 ? result.error()
+                 : MakeError(ErrorCode::kNotFinite,
+                             "[train.loop] step {}, tried before the run (as step 0): {}",
+                             start_.step + 1, result.error().message);
     }
     trace::RankTimeline one = recorder_.Take();
     const double now_s = recorder_.Now();
@@ -240,11 +263,12 @@ Result<> RankLoop::Step(int64_t step) {
   }
   PENSTOCK_TRY(TakeLines());
   if (evaluates) {
-    PENSTOCK_TRY_ASSIGN(const EvalResult evaluated,
-                        Evaluate(setup_, EvalBatches(setup_, true), *rank_, links_));
-    (void)recorder_.Take();
-    if (held_line_.has_value()) {
-      held_line_->eval_loss = evaluated.nll / static_cast<double>(evaluated.targets);
+    PENSTOCK_TRY_ASSIGN(const EvalResult evaluated, Validate(step));
+    if (held_line_.has_value() && !evaluated.terms.empty()) {
+      held_line_->eval_loss = evaluated.loss();
+      for (const EvalTerm& term : evaluated.terms) {
+        held_line_->eval_terms.emplace_back(term.name, term.loss());
+      }
     }
   }
   if (stop_ && !due) {
@@ -255,6 +279,18 @@ Result<> RankLoop::Step(int64_t step) {
     PENSTOCK_TRY(SaveCheckpoint(step));
   }
   return PollCheckpoint(false);
+}
+
+// On the validation part, with the weights after `step`.
+Result<EvalResult> RankLoop::Validate(int64_t step) {
+  auto evaluated = Evaluate(setup_, EvalBatches(setup_, true), *rank_, links_);
+  (void)recorder_.Take();
+  if (!evaluated.ok()) {
+    return MakeError(evaluated.error().code,
+                     "[train.loop] validation after step {} (where steps are its batches): {}",
+                     step, evaluated.error().message);
+  }
+  return evaluated;
 }
 
 // Writes the lines of steps whose norm is known.
@@ -340,6 +376,10 @@ Result<> RankLoop::TakeWritten(bool wait) {
   if (!writer_.busy() || (!wait && !writer_.Finished())) {
     return {};
   }
+  while (!writer_.Finished()) {
+    watch_.Beat();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   PENSTOCK_TRY_ASSIGN(const std::vector<CheckpointFile> files, writer_.Wait());
   if (first()) {
     saved_.insert(saved_.end(), files.begin(), files.end());
@@ -362,8 +402,7 @@ Result<> RankLoop::PollCheckpoint(bool wait) {
     saving_ = writer_.busy() ? saving_ : -1;
     return {};
   }
-  const double deadline = links_.deadline();
-  links_.set_deadline(kSlowDeadlineS);
+  links_.set_watch(wait ? &watch_ : nullptr);
   for (const int32_t rank : WritingRanks(setup_)) {
     if (rank == 0 || written_by_.contains(rank)) {
       continue;
@@ -381,7 +420,7 @@ Result<> RankLoop::PollCheckpoint(bool wait) {
       at = end + 1;
     }
   }
-  links_.set_deadline(deadline);
+  links_.set_watch(nullptr);
   // Weights that the next step cannot be run with are no checkpoint to go on from: its loss, not
   // finite, ends the run before the folder gets its name.
   const bool stood = wait || step_ > saving_;
@@ -457,7 +496,9 @@ Result<std::string> RankLoop::Digest() {
 }
 
 Result<TrainReport> RankLoop::Finish() {
-  links_.set_deadline(kSlowDeadlineS);
+  PENSTOCK_TRY(runtime::InjectFaultAround(fault_, true, channel_));
+  const ProgressScope progress([this] { watch_.Beat(); });
+  links_.set_watch(&watch_);
   TrainReport report;
   report.interrupted = stop_;
   PENSTOCK_TRY_ASSIGN(const std::string digest, Digest());
@@ -470,6 +511,7 @@ Result<TrainReport> RankLoop::Finish() {
     }
   }
   PENSTOCK_TRY(PollCheckpoint(true));
+  links_.set_watch(&watch_);
   figures_.peak = account_.peak();
   figures_.counters = channel_.counters();
   figures_.device = device_->InstructionSet();
@@ -507,16 +549,7 @@ Result<TrainReport> RankLoop::Run(const RunStart& start) {
     }
   };
   note(start.from_checkpoint ? "reading the checkpoint" : "loading weights");
-  std::optional<Checkpoint> checkpoint;
-  if (start.from_checkpoint) {
-    const std::string path =
-        (std::filesystem::path(setup_.config.train.folder) / CheckpointName(start.step)).string();
-    PENSTOCK_TRY_ASSIGN(checkpoint, Checkpoint::Open(path, false));
-  }
-  PENSTOCK_TRY(Load(checkpoint));
-  if (first() && setup_.config.train.checkpoint_every > 0) {
-    PENSTOCK_TRY_ASSIGN(small_files_, SmallFiles(setup_));
-  }
+  PENSTOCK_TRY_ASSIGN(std::optional<Checkpoint> checkpoint, Load());
   note("calibrating");
   PENSTOCK_TRY(Calibrate());
   if (checkpoint.has_value()) {

@@ -13,10 +13,12 @@
 #include "kernels/training.h"
 #include "runtime/train_rank.h"
 #include "train/checkpoint.h"
+#include "train/evaluate.h"
 #include "train/links.h"
 #include "train/optimizer.h"
 #include "train/planned_step.h"
 #include "train/rank_weights.h"
+#include "train/ranks.h"
 #include "train/report.h"
 #include "train/setup.h"
 
@@ -32,9 +34,7 @@ struct RunStart {
 class RankLoop {
  public:
   // `events` only on rank 0, else null. Everything that it is given must outlive it.
-  static Result<std::unique_ptr<RankLoop>> Create(const TrainSetup& setup, comm::Channel& channel,
-                                                  MemoryAccount& account,
-                                                  std::unique_ptr<kernels::Device> device,
+  static Result<std::unique_ptr<RankLoop>> Create(const TrainSetup& setup, RankMeans means,
                                                   comm::Clock::time_point origin,
                                                   const TrainEvents* events);
   ~RankLoop();
@@ -51,18 +51,19 @@ class RankLoop {
     std::vector<double> own;  // this rank's report
   };
 
-  RankLoop(const TrainSetup& setup, comm::Channel& channel, MemoryAccount& account,
-           std::unique_ptr<kernels::Device> device, comm::Clock::time_point origin,
+  RankLoop(const TrainSetup& setup, RankMeans means, comm::Clock::time_point origin,
            const TrainEvents* events);
 
   bool first() const { return channel_.rank() == 0; }
 
-  Result<> Load(const std::optional<Checkpoint>& checkpoint);
+  Result<std::optional<Checkpoint>> Load();
+  Result<> LoadModel(const std::optional<Checkpoint>& checkpoint);
   Result<> Calibrate();
   Result<> PlanFrom(const trace::RankTimeline& own, int steps);
   Result<> PlanCurves(trace::Timeline& timeline);
   Result<> Step(int64_t step);
   std::vector<double> ReportOf(const runtime::StepResult& result, double begin_s, double end_s);
+  Result<EvalResult> Validate(int64_t step);
   Result<> TakeLines();
   Result<> FinishLine(const StepFacts& facts);
   Result<> SaveCheckpoint(int64_t step);
@@ -74,6 +75,7 @@ class RankLoop {
 
   const TrainSetup& setup_;
   comm::Channel& channel_;
+  comm::LoadWatch& watch_;
   MemoryAccount& account_;
   std::unique_ptr<kernels::Device> device_;
   std::unique_ptr<kernels::TrainingDevice> training_;
@@ -84,6 +86,7 @@ class RankLoop {
   const TrainEvents* events_;
 
   RunStart start_;
+  std::optional<runtime::Fault> fault_;
   std::deque<DoneStep> done_;          // whose lines are not written
   std::optional<StepLine> held_line_;  // the newest one, until it is known whether it is the last
   int64_t step_ = 0;                   // that runs, or has run last

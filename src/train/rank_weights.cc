@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/json.h"
+#include "base/progress.h"
 #include "base/rng.h"
 #include "text/tokenizer_write.h"
 
@@ -118,6 +119,9 @@ std::map<int32_t, Fill> SequenceStarts(const model::Graph& graph) {
 
 void FillNormal(std::span<float> out, uint64_t key, float deviation) {
   for (size_t i = 0; i < out.size(); i += 4) {
+    if ((i & 0xFFFFF) == 0) {
+      Progress();
+    }
     const auto words =
         Philox({static_cast<uint32_t>(i), static_cast<uint32_t>(i >> 32), 0, 0}, key);
     const auto first = NormalPair(words[0], words[1]);
@@ -196,6 +200,7 @@ Result<> LoadWeights(const Checkpoint& checkpoint, runtime::TrainRank& rank) {
       PENSTOCK_TRY_ASSIGN(const std::span<const float> stored,
                           checkpoint.Weight(parameter.name, static_cast<int64_t>(values.size())));
       std::copy(stored.begin(), stored.end(), values.begin());
+      Progress();
     }
   }
   rank.ParametersChanged({});
@@ -209,6 +214,7 @@ Result<> LoadMoments(const Checkpoint& checkpoint, runtime::TrainRank& rank,
     const int64_t begin = optimizer.shard(i).begin;
     PENSTOCK_TRY(checkpoint.Moment(name, "exp_avg", begin, optimizer.first_moment(i)));
     PENSTOCK_TRY(checkpoint.Moment(name, "exp_avg_sq", begin, optimizer.second_moment(i)));
+    Progress();
   }
   return {};
 }

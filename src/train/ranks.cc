@@ -39,17 +39,44 @@ Result<> CheckRanks(const TrainConfig& config, const comm::Channel* channel) {
   return {};
 }
 
+ProcessRank::ProcessRank(std::unique_ptr<comm::Channel> channel, double deadline_s)
+    : channel_(std::move(channel)) {
+  if (channel_ != nullptr) {
+    watch_.emplace(*channel_, deadline_s);
+  }
+}
+
+Result<> ProcessRank::Open() {
+  return watch_.has_value() ? watch_->Open(small_) : Result<>();
+}
+
+void ProcessRank::Beat() {
+  if (watch_.has_value()) {
+    watch_->Beat();
+  }
+}
+
+RankMeans ProcessRank::Means(int64_t limit_bytes, std::unique_ptr<kernels::Device> device) {
+  account_.emplace(limit_bytes);
+  return {*channel_, *watch_, *account_, std::move(device)};
+}
+
 Result<> RunThreads(int32_t ranks, int64_t limit_bytes, const TrainOptions& options,
                     std::unique_ptr<kernels::Device> device, const RankBody& body) {
   std::vector<std::unique_ptr<MemoryAccount>> accounts;  // outlive the channels
   for (int32_t r = 0; r < ranks; ++r) {
     accounts.push_back(std::make_unique<MemoryAccount>(limit_bytes));
   }
+  MemoryAccount beats;
   const bool spin = ranks * static_cast<int64_t>(options.threads) <= kernels::UsableCores();
   auto channels = comm::CreateInProcessChannels(ranks, spin);
   const auto run = [&](int32_t r, std::unique_ptr<kernels::Device> own) {
     const auto at = static_cast<size_t>(r);
-    Result<> result = body(*channels[at], *accounts[at], std::move(own));
+    comm::LoadWatch watch(*channels[at], options.deadline_s);
+    Result<> result = watch.Open(beats);
+    if (result.ok()) {
+      result = body({*channels[at], watch, *accounts[at], std::move(own)});
+    }
     if (!result.ok()) {
       channels[at]->Fail(result.error());
     }

@@ -5,8 +5,9 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
-#include "comm/channel.h"
+#include "comm/load_watch.h"
 #include "kernels/device.h"
 #include "tensor/memory.h"
 #include "train/config.h"
@@ -22,8 +23,43 @@ Result<std::unique_ptr<kernels::Device>> MakeDevice(const TrainOptions& options)
 // Errors: kInvalidArgument when mpirun started other than stages x replicas ranks.
 Result<> CheckRanks(const TrainConfig& config, const comm::Channel* channel);
 
-using RankBody = std::function<Result<>(comm::Channel& channel, MemoryAccount& account,
-                                        std::unique_ptr<kernels::Device> device)>;
+// One rank's means. The watch's lanes are open, with an account of their own: it works before the
+// memory of the run is known.
+struct RankMeans {
+  comm::Channel& channel;
+  comm::LoadWatch& watch;
+  MemoryAccount& account;
+  std::unique_ptr<kernels::Device> device;
+};
+
+// The same for a rank that is a process; without a channel there is none, and all calls are
+// harmless but Means.
+class ProcessRank {
+ public:
+  ProcessRank(std::unique_ptr<comm::Channel> channel, double deadline_s);
+  Result<> Open();
+
+  comm::Channel* channel() { return channel_.get(); }
+
+  comm::LoadWatch& watch() { return *watch_; }
+
+  // Tells the others that this one gets on.
+  void Beat();
+
+  // For what the ranks say before the run's memory is known.
+  MemoryAccount& small_account() { return small_; }
+
+  // REQUIRES: a channel. Once.
+  RankMeans Means(int64_t limit_bytes, std::unique_ptr<kernels::Device> device);
+
+ private:
+  MemoryAccount small_;
+  std::optional<MemoryAccount> account_;
+  std::unique_ptr<comm::Channel> channel_;  // dies before the accounts
+  std::optional<comm::LoadWatch> watch_;
+};
+
+using RankBody = std::function<Result<>(RankMeans means)>;
 
 // Runs the body once per rank; the calling thread is rank 0, on `device`. Gives the error of the
 // rank that failed first.

@@ -62,6 +62,11 @@ Json LineJson(const StepLine& line) {
                {"clipped", line.clipped}};
   if (line.eval_loss.has_value()) {
     json["eval_loss"] = *line.eval_loss;
+    if (line.eval_terms.size() > 1) {
+      for (const auto& [name, loss] : line.eval_terms) {
+        json["eval_losses"][name] = loss;
+      }
+    }
   }
   if (!line.weights_sha256.empty()) {
     json["weights_sha256"] = line.weights_sha256;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/json_reader.h"
@@ -28,8 +29,9 @@ struct StepLine {
   double step_s = 0;
   double bubble_ratio = 0;
   std::optional<double> planned_step_s;
-  std::optional<double> eval_loss;  // after this step
-  std::string weights_sha256;       // last line of a run
+  std::optional<double> eval_loss;                         // after this step, of the model's output
+  std::vector<std::pair<std::string, double>> eval_terms;  // of each term of the loss, by name
+  std::string weights_sha256;                              // last line of a run
 };
 
 // {"step","loss","grad_norm","tokens_per_s","step_s","bubble_ratio","planned_step_s", ...}

@@ -6,12 +6,11 @@
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/progress.h"
 #include "train/ranks.h"
 
 namespace penstock::train {
 namespace {
-
-constexpr double kSetupDeadlineS = 3600;  // while rank 0 tokenizes and verifies a checkpoint
 
 // What rank 0 tells the other processes once the data is there.
 struct StartMessage {
@@ -107,25 +106,38 @@ Error WithCheckpoint(Error error, const TrainConfig& config) {
   return error;
 }
 
-Result<TrainReport> RunRank(const TrainSetup& setup, comm::Channel& channel, MemoryAccount& account,
-                            std::unique_ptr<kernels::Device> device, comm::Clock::time_point origin,
-                            const TrainEvents* events, const RunStart& start) {
-  PENSTOCK_TRY_ASSIGN(const auto loop,
-                      RankLoop::Create(setup, channel, account, std::move(device), origin, events));
+Result<TrainReport> RunRank(const TrainSetup& setup, RankMeans means,
+                            comm::Clock::time_point origin, const TrainEvents* events,
+                            const RunStart& start) {
+  PENSTOCK_TRY_ASSIGN(const auto loop, RankLoop::Create(setup, std::move(means), origin, events));
   return loop->Run(start);
 }
 
-Result<> TellStart(comm::Channel& channel, MemoryAccount& account, const StartMessage& message) {
-  for (int32_t r = 1; r < channel.size(); ++r) {
-    PENSTOCK_TRY(channel.Open(StartLane(r), {sizeof(message), 1}, account));
+Result<> TellStart(ProcessRank& rank, const StartMessage& message) {
+  for (int32_t r = 1; r < rank.channel()->size(); ++r) {
+    PENSTOCK_TRY(rank.channel()->Open(StartLane(r), {sizeof(message), 1}, rank.small_account()));
     const auto bytes = std::as_bytes(std::span(&message, 1));
     comm::MessageHeader header;
     header.lane = StartLane(r);
     header.rows = sizeof(message);
     header.columns = 1;
-    PENSTOCK_TRY(channel.Send(header, std::span(&bytes, 1), kSetupDeadlineS));
+    PENSTOCK_TRY(rank.watch().Send(header, std::span(&bytes, 1)));
   }
   return {};
+}
+
+// Waits as long as rank 0 beats: it reads the text and verifies a checkpoint meanwhile.
+Result<StartMessage> HearStart(ProcessRank& rank, double deadline_s) {
+  const comm::Lane lane = StartLane(rank.channel()->rank());
+  StartMessage message;
+  PENSTOCK_TRY(rank.channel()->Open(lane, {sizeof(message), 1}, rank.small_account()));
+  PENSTOCK_TRY(rank.watch().AwaitMessage(lane));
+  PENSTOCK_TRY_ASSIGN(const comm::Message received,
+                      rank.channel()->Receive(lane, {0, 0}, deadline_s));
+  if (received.payload().size() == sizeof(message)) {
+    std::memcpy(&message, received.payload().data(), sizeof(message));
+  }
+  return message;
 }
 
 }  // namespace
@@ -135,6 +147,9 @@ Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& 
                                  const TrainHooks& hooks) {
   PENSTOCK_TRY(CheckRanks(config, given_channel.get()));
   const TrainOptions options = ResolvedOptions(given, config, given_channel != nullptr);
+  ProcessRank process(std::move(given_channel), options.deadline_s);
+  PENSTOCK_TRY(process.Open());
+  std::optional<ProgressScope> progress([&process] { process.Beat(); });
   PENSTOCK_TRY_ASSIGN(auto device, MakeDevice(options));
   TrainOutcome outcome;
   {
@@ -144,17 +159,18 @@ Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& 
   }
   const TrainSetup& setup = *outcome.setup;
   PENSTOCK_TRY_ASSIGN(const RunStart start, DecideStart(setup));
+  FolderLock lock;
   if (!config.train.folder.empty() && config.train.checkpoint_every > 0) {
+    PENSTOCK_TRY(MakeFolder(config.train.folder));
+    PENSTOCK_TRY_ASSIGN(lock, FolderLock::Take(config.train.folder));
     PENSTOCK_TRY(PrepareFolder(config.train.folder));
   }
   const bool finished = start.from_checkpoint && start.step >= config.train.steps;
-  MemoryAccount account(setup.limit_bytes);
-  const std::unique_ptr<comm::Channel> channel = std::move(given_channel);  // dies before `account`
   const comm::Clock::time_point origin = comm::Clock::now();
-  if (channel != nullptr) {
+  if (process.channel() != nullptr) {
     const StartMessage message{origin.time_since_epoch().count(), start.step,
                                start.from_checkpoint ? 1 : 0, finished ? 1 : 0};
-    PENSTOCK_TRY(TellStart(*channel, account, message));
+    PENSTOCK_TRY(TellStart(process, message));
   }
   if (finished) {
     outcome.report.already_finished = true;
@@ -167,23 +183,24 @@ Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& 
     PENSTOCK_TRY(hooks.on_start(setup, start));
   }
   Result<> ran;
-  const RankBody body = [&](comm::Channel& end, MemoryAccount& rank_account,
-                            std::unique_ptr<kernels::Device> own) -> Result<> {
-    const TrainEvents* events = end.rank() == 0 ? &hooks.events : nullptr;
-    PENSTOCK_TRY_ASSIGN(TrainReport report,
-                        RunRank(setup, end, rank_account, std::move(own), origin, events, start));
-    if (end.rank() == 0) {
+  const RankBody body = [&](RankMeans means) -> Result<> {
+    const bool first = means.channel.rank() == 0;
+    PENSTOCK_TRY_ASSIGN(TrainReport report, RunRank(setup, std::move(means), origin,
+                                                    first ? &hooks.events : nullptr, start));
+    if (first) {
       outcome.report = std::move(report);
     }
     return {};
   };
-  if (channel == nullptr) {
+  progress.reset();
+  if (process.channel() == nullptr) {
     ran = RunThreads(setup.channel_ranks(), setup.limit_bytes, options, std::move(device), body);
   } else {
-    ran = body(*channel, account, std::move(device));
+    ran = body(process.Means(setup.limit_bytes, std::move(device)));
   }
   if (!ran.ok()) {
-    if (channel == nullptr && !config.train.folder.empty() && config.train.checkpoint_every > 0) {
+    if (process.channel() == nullptr && !config.train.folder.empty() &&
+        config.train.checkpoint_every > 0) {
       (void)PrepareFolder(config.train.folder);  // what was half written frees its room
     }
     return WithCheckpoint(ran.error(), config);
@@ -199,19 +216,10 @@ Result<> RunTrainingWorker(const TrainConfig& config, const TrainOptions& given,
                            std::unique_ptr<comm::Channel> given_channel) {
   PENSTOCK_TRY(CheckRanks(config, given_channel.get()));
   const TrainOptions options = ResolvedOptions(given, config, true);
-  MemoryAccount start_account;
-  std::optional<MemoryAccount> account;
-  const std::unique_ptr<comm::Channel> channel = std::move(given_channel);  // dies before them
-  const comm::Lane lane = StartLane(channel->rank());
-  StartMessage message;
-  PENSTOCK_TRY(channel->Open(lane, {sizeof(message), 1}, start_account));
-  {
-    PENSTOCK_TRY_ASSIGN(const comm::Message received,
-                        channel->Receive(lane, {0, 0}, kSetupDeadlineS));
-    if (received.payload().size() == sizeof(message)) {
-      std::memcpy(&message, received.payload().data(), sizeof(message));
-    }
-  }
+  ProcessRank process(std::move(given_channel), options.deadline_s);
+  PENSTOCK_TRY(process.Open());
+  std::optional<ProgressScope> progress([&process] { process.Beat(); });
+  PENSTOCK_TRY_ASSIGN(const StartMessage message, HearStart(process, options.deadline_s));
   if (message.finished != 0) {
     return {};
   }
@@ -225,9 +233,10 @@ Result<> RunTrainingWorker(const TrainConfig& config, const TrainOptions& given,
   RunStart start;
   start.step = message.step;
   start.from_checkpoint = message.from_checkpoint != 0;
-  account.emplace(setup->limit_bytes);
+  progress.reset();
   const comm::Clock::time_point origin{comm::Clock::duration(message.origin_ns)};
-  auto report = RunRank(*setup, *channel, *account, std::move(device), origin, nullptr, start);
+  auto report =
+      RunRank(*setup, process.Means(setup->limit_bytes, std::move(device)), origin, nullptr, start);
   if (!report.ok()) {
     return WithCheckpoint(report.error(), config);
   }

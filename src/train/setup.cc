@@ -28,6 +28,7 @@ constexpr double kWorkPerByte = 16;
 // Sets of shapes whose memory is worked out one by one; more are covered by the largest
 // micro-batch.
 constexpr size_t kMaxShapeSets = 32;
+constexpr int64_t kMaxStepRows = int64_t{1} << 27;  // four bytes each, several times
 
 // Stages of each rank of a replica, in both copies of the weights.
 std::vector<std::set<int32_t>> StagesOf(const schedule::Schedule& schedule) {
@@ -352,6 +353,13 @@ Result<TrainSetup> MakeTrainSetup(const TrainConfig& config, const TrainOptions&
                      "[train.setup] data.sequence_tokens = {}, but the model's context is {}, "
                      "wanted at most that",
                      config.data.sequence_tokens, context);
+  }
+  if (config.GlobalSequences() > kMaxStepRows / config.data.sequence_tokens) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[train.setup] a step of {} sequences of {} tokens, wanted at most {} tokens "
+                     "in all (pipeline.micro_batch, micro_batches, replicas, data.sequence_tokens)",
+                     FormatCount(config.GlobalSequences()),
+                     FormatCount(config.data.sequence_tokens), FormatCount(kMaxStepRows));
   }
   PENSTOCK_TRY_ASSIGN(setup.compute, ComputeSchedule(config.pipeline));
   PENSTOCK_TRY(CutModel(setup));

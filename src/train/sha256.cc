@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <openssl/evp.h>
 
+#include <algorithm>
 #include <array>
 
 #include "base/check.h"
+#include "base/progress.h"
 
 namespace penstock::train {
 
@@ -20,9 +22,15 @@ Sha256::~Sha256() {
 }
 
 void Sha256::Update(std::span<const std::byte> bytes) {
-  PENSTOCK_CHECK(
-      EVP_DigestUpdate(static_cast<EVP_MD_CTX*>(context_), bytes.data(), bytes.size()) == 1,
-      "a digest takes bytes until its end");
+  constexpr size_t kPiece = size_t{16} << 20;
+  do {
+    const auto piece = bytes.first(std::min(kPiece, bytes.size()));
+    PENSTOCK_CHECK(
+        EVP_DigestUpdate(static_cast<EVP_MD_CTX*>(context_), piece.data(), piece.size()) == 1,
+        "a digest takes bytes until its end");
+    bytes = bytes.subspan(piece.size());
+    Progress();
+  } while (!bytes.empty());
 }
 
 void Sha256::Update(std::string_view text) {

@@ -10,7 +10,7 @@
 
 namespace penstock::train {
 
-// Feeds bytes piece by piece. Not thread-safe.
+// Feeds bytes piece by piece, calling Progress(). Not thread-safe.
 class Sha256 {
  public:
   Sha256();

@@ -246,16 +246,39 @@ TEST(TrainingStepTest, ALossThatIsNotFiniteNamesStepMicroBatchAndStage) {
   test.micro_batches = 2;
   const auto outcome = RunTrainCase(model.value(), test, RandomBatches(2, 96, 8, 1));
   ASSERT_FALSE(outcome.ok());
+  EXPECT_EQ(outcome.error().code, ErrorCode::kNotFinite);
   EXPECT_NE(outcome.error().message.find("step 0, micro-batch 0, stage 1: the loss (main) is not"),
             std::string::npos)
       << outcome.error().message;
+}
+
+// What keeps a state from row to row can't be cut within a sequence; both are named, and nothing
+// runs.
+TEST(TrainingStepTest, ASequenceIsNotCutThroughWhatCarriesAState) {
+  for (const char* name : {"deepseek_v3", "kimi_linear", "kimi_k3"}) {
+    auto model = OpenTrainModel(ModelPath(name));
+    ASSERT_TRUE(model.ok()) << model.error().message;
+    TrainCase test;
+    test.schedule = "sliced-1f1b";
+    test.slices = 2;
+    test.ranks = 2;
+    test.micro_batches = 2;
+    const auto outcome = RunTrainCase(model.value(), test, RandomBatches(2, 60, 8, 1));
+    ASSERT_FALSE(outcome.ok()) << name;
+    EXPECT_EQ(ExitStatus(outcome.error().code), 2) << outcome.error().message;
+    EXPECT_NE(outcome.error().message.find("got 2 slices per sequence, wanted 1"),
+              std::string::npos)
+        << outcome.error().message;
+    EXPECT_NE(outcome.error().message.find("layer"), std::string::npos) << outcome.error().message;
+  }
 }
 
 // Through the verb: threads, then processes.
 TEST(TrainingFaultTest, ARankThatFailsStallsOrDiesEndsAllWithinTheDeadline) {
   const TemporaryFolder folder;
   for (const int ranks : {0, 2}) {
-    for (const char* fault : {"1:B0:fail", "0:I0:stall", "1:SEND_B0:stall", "1:W0:fail"}) {
+    for (const char* fault : {"1:B0:fail", "0:I0:stall", "1:SEND_B0:stall", "1:W0:fail",
+                              "1:LOAD:stall", "0:LOAD:stall"}) {
       const bool split = std::string(fault).find(":B0") == std::string::npos;
       const std::vector<std::string> command =
           PenstockCommand({"gradients", "-m", ModelPath("smollm2"), "--tokens", "1,2,3;4,5,6",
@@ -267,7 +290,10 @@ TEST(TrainingFaultTest, ARankThatFailsStallsOrDiesEndsAllWithinTheDeadline) {
       ASSERT_TRUE(done.has_value()) << fault << " hangs";
       EXPECT_EQ(done->status, 3) << fault << "\n" << done->err;
       const bool fails = std::string(fault).find("fail") != std::string::npos;
-      EXPECT_NE(done->err.find(fails ? "a declared fault" : "is late or has stopped"),
+      const bool loads = std::string(fault).find("LOAD") != std::string::npos;
+      EXPECT_NE(done->err.find(fails   ? "a declared fault"
+                               : loads ? "has heard nothing of rank"
+                                       : "is late or has stopped"),
                 std::string::npos)
           << fault << "\n"
           << done->err;
