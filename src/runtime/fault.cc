@@ -81,8 +81,9 @@ Result<> InjectFaultAround(const std::optional<Fault>& fault, bool ending, comm:
     return {};
   }
   if (fault->kind == Fault::Kind::kFail) {
-    return MakeError(ErrorCode::kInternal, "[runtime.fault] rank {}, {}: a declared fault",
-                     channel.rank(), ending ? "ending" : "loading");
+    return MakeError(ErrorCode::kInternal,
+                     "[runtime.fault] rank {} (stage {} of PENSTOCK_FAULT), {}: a declared fault",
+                     channel.rank(), fault->stage, ending ? "ending" : "loading");
   }
   if (fault->kind == Fault::Kind::kDie && channel.across_processes()) {
     std::raise(SIGKILL);
