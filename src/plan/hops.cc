@@ -51,10 +51,12 @@ HopWidths HopsOf(const cost::ModelProfile& model, const Layout& layout, Mode mod
     out.forward = out.backward;
   }
   // By rank: the last value that came there, and the last that is kept.
-  std::vector<size_t> has(out.kept.size(), SIZE_MAX);
-  std::vector<size_t> keeps(out.kept.size(), SIZE_MAX);
-  for (size_t v = 0; v < model.crossing.size(); ++v) {
-    const cost::CrossingValue& value = model.crossing[v];
+  std::vector<int64_t> has;
+  std::vector<int64_t> keeps;
+  has.assign(out.kept.size(), -1);
+  keeps.assign(out.kept.size(), -1);
+  for (int64_t v = 0; v < static_cast<int64_t>(model.crossing.size()); ++v) {
+    const cost::CrossingValue& value = model.crossing[static_cast<size_t>(v)];
     has[rank[static_cast<size_t>(stage_of[static_cast<size_t>(value.producer)])]] = v;
     for (const cost::CrossingValue::Readers& run : value.readers) {
       const auto last = static_cast<size_t>(stage_of[static_cast<size_t>(run.last)]);
