@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "support/byte_model.h"
 #include "support/model_maker.h"
 #include "support/process.h"
 
@@ -20,19 +21,7 @@ class EvalTest : public ::testing::Test {
  protected:
   // A random model of bytes with further losses: a checkpoint after one step, and its export.
   void Make(const Json& losses) {
-    const std::string tiny = std::string(PENSTOCK_SOURCE_DIR) + "/configs/train/tiny/";
-    fs::create_directories(Path("model"));
-    for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
-      fs::copy_file(tiny + name, Path("model/") + name);
-    }
-    Json json = ParseJson(ReadFile(tiny + "config.json").value(), "config.json").value();
-    json["hidden_size"] = 16;
-    json["intermediate_size"] = 24;
-    json["num_attention_heads"] = 2;
-    json["num_key_value_heads"] = 1;
-    json["head_dim"] = 8;
-    json.update(losses);
-    WriteText(Path("model/config.json"), DumpJson(json));
+    testing::WriteByteModel(Path("model"), 16, 24, losses);
     WriteText(Path("text"), "one sequence that is shorter than the window");
     const Finished trained = Run("train", {"train.steps=1", "train.checkpoint_every=1"});
     ASSERT_EQ(trained.status, 0) << trained.err;

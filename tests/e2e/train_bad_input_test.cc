@@ -13,6 +13,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "support/byte_model.h"
 #include "support/model_maker.h"
 #include "support/process.h"
 
@@ -31,19 +32,7 @@ class TrainBadInputTest : public ::testing::Test {
       text += "line " + std::to_string(i * 7919 % 1000) + " of a text\n";
     }
     WriteText(Path("text"), text);
-    // The model of the example, with less work.
-    fs::create_directories(Path("model"));
-    const std::string tiny = std::string(PENSTOCK_SOURCE_DIR) + "/configs/train/tiny/";
-    for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
-      fs::copy_file(tiny + name, Path("model/") + name);
-    }
-    Json json = ParseJson(ReadFile(tiny + "config.json").value(), "config.json").value();
-    json["hidden_size"] = 16;
-    json["intermediate_size"] = 24;
-    json["num_attention_heads"] = 2;
-    json["num_key_value_heads"] = 1;
-    json["head_dim"] = 8;
-    WriteText(Path("model/config.json"), DumpJson(json));
+    testing::WriteByteModel(Path("model"), 16, 24);
   }
 
   std::string Path(const std::string& name) const { return folder_.path() + "/" + name; }

@@ -15,6 +15,7 @@
 
 #include "base/file.h"
 #include "schedule/registry.h"
+#include "support/byte_model.h"
 #include "support/model_maker.h"
 #include "support/process.h"
 #include "train/checkpoint.h"
@@ -43,18 +44,7 @@ struct Trained {
 class Contract : public ::testing::Test {
  protected:
   void SetUp() override {
-    const std::string tiny = std::string(PENSTOCK_SOURCE_DIR) + "/configs/train/tiny/";
-    fs::create_directories(Path("model"));
-    for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
-      fs::copy_file(tiny + name, Path("model/") + name);
-    }
-    Json json = ParseJson(ReadFile(tiny + "config.json").value(), "config.json").value();
-    json["hidden_size"] = 24;
-    json["intermediate_size"] = 40;
-    json["num_attention_heads"] = 3;
-    json["num_key_value_heads"] = 1;
-    json["head_dim"] = 8;
-    WriteText(Path("model/config.json"), DumpJson(json));
+    testing::WriteByteModel(Path("model"), 24, 40);
     std::string text;
     for (int i = 0; i < 400; ++i) {
       text += "line " + std::to_string(i * 7919 % 1000) + "\n";
