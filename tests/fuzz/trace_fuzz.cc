@@ -30,7 +30,8 @@ void Trace(std::string_view text) {
     PENSTOCK_CHECK(rank.idle_s >= 0, "no negative idle time");
   trace::ComparisonText(trace::Compare(timeline.value(), timeline.value()));
   trace::CriticalPath(timeline.value());
-  trace::TextGrid(timeline.value(), nullptr, {});
+  const auto grid = trace::TextGrid(timeline.value(), nullptr, {});
+  PENSTOCK_CHECK(!grid.ok() || !grid->empty(), "a grid that is drawn has lines");
   const auto svg = trace::Svg(timeline.value(), nullptr, {});
   const auto costs = sim::CostsFromTimeline(timeline.value());
   if (costs.ok())
