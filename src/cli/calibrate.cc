@@ -201,6 +201,20 @@ void Say(const Flags& flags, const std::string& what) {
   }
 }
 
+// Over the number of stages that share the cores: one more than there are, and twice as many.
+Result<hw::Curve> HandOvers(int cores, bool quick) {
+  std::vector<hw::CurvePoint> points;
+  for (const int ranks : {cores + 1, std::max(2 * cores, cores + 2)}) {
+    std::vector<double> samples;
+    for (int i = 0; i < (quick ? 1 : 5); ++i) {
+      PENSTOCK_TRY_ASSIGN(const double seconds, MeasureHandOver(ranks, cores, quick));
+      samples.push_back(seconds);
+    }
+    points.push_back({static_cast<double>(ranks), Quartile(std::move(samples))});
+  }
+  return hw::Curve::Make(std::move(points), hw::Curve::Scale::kLogX, "measured hand-overs");
+}
+
 Result<hw::Engine> Measure(const Flags& flags, std::string* mpi) {
   hw::Engine engine;
   engine.version = PENSTOCK_VERSION;
@@ -257,6 +271,9 @@ Result<hw::Engine> Measure(const Flags& flags, std::string* mpi) {
   PENSTOCK_TRY_ASSIGN(engine.sharing, MeasureSharing({WeightType::kInt8, 3072, 576}, options));
   Say(flags, "messages between threads, and between processes");
   PENSTOCK_TRY_ASSIGN(engine.message_s, MeasureThreadMessages(flags.quick, &engine.announce_s));
+  if (engine.threads == 1) {
+    PENSTOCK_TRY_ASSIGN(engine.hand_over_s, HandOvers(static_cast<int>(engine.cores), flags.quick));
+  }
   engine.mpi_message_s = MeasureMpiMessages(flags.quick, mpi);
   if (engine.mpi_message_s.empty()) {
     LogNote("messages between processes are not measured: {}", *mpi);

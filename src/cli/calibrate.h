@@ -65,7 +65,12 @@ Result<std::vector<hw::AttentionTable>> MeasureAttention(const std::vector<Atten
 // copied it, while the receiver slept. `send_s` is what a small send takes of its sender.
 Result<hw::Curve> MeasureThreadMessages(bool quick, double* send_s);
 
-// The same between processes: starts mpirun with this program. Empty where there is no mpirun (or
+// What a hand-over costs where `ranks` threads with as many micro-batches in flight share `cores`:
+// idle core time per piece of work, in seconds, 0 or more. Linux places a woken thread once and
+// looks for idle cores rarely, so that one can be idle while a thread waits on another.
+Result<double> MeasureHandOver(int ranks, int cores, bool quick);
+
+// Messages between processes: starts mpirun with this program. Empty where there is no mpirun (or
 // no MPI in this build); `why` says so then.
 hw::Curve MeasureMpiMessages(bool quick, std::string* why);
 // What the processes that it starts do: rank 0 prints the rows as JSON.

@@ -52,6 +52,19 @@ void Work() {
   }
 }
 
+// Work of about two milliseconds on one core that leaves memory alone: what a stage does between
+// two messages when it decodes.
+void Piece() {
+  constexpr int kTurns = 500000;
+  volatile double sink = 0;
+  double x = 1;
+  for (int i = 0; i < kTurns; ++i) {
+    x = x * 1.0000001 + 1e-9;
+  }
+  sink = x;
+  (void)sink;
+}
+
 Result<> SendAll(Channel& channel, int rounds, double* send_s) {
   std::vector<double> small;
   std::vector<std::byte> bytes(static_cast<size_t>(kSizes.back()));
@@ -179,6 +192,62 @@ Result<hw::Curve> MeasureThreadMessages(bool quick, double* send_s) {
     return points.error();
   }
   return CurveOf(std::move(points).value());
+}
+
+Result<double> MeasureHandOver(int ranks, int cores, bool quick) {
+  const int laps = quick ? 20 : 60;
+  auto channels = comm::CreateInProcessChannels(ranks);
+  MemoryAccount account;
+  const auto lane = [&](int to) {
+    return to == 0 ? Lane{LaneKind::kResult, ranks - 1, 0, 0}
+                   : Lane{LaneKind::kForward, to - 1, to, to - 1};
+  };
+  for (int r = 0; r < ranks; ++r) {
+    PENSTOCK_TRY(channels[static_cast<size_t>(r)]->Open(lane(r), {64, ranks}, account));
+    PENSTOCK_TRY(
+        channels[static_cast<size_t>(r)]->Open(lane((r + 1) % ranks), {64, ranks}, account));
+  }
+  const int64_t steps = static_cast<int64_t>(laps) * ranks;
+  const double piece_s = TimeOf(0.05, [] { Piece(); });
+  // As many micro-batches in flight as ranks: rank 0 starts the next one when a result is there.
+  const auto turn = [&](int r) -> Result<> {
+    Channel& channel = *channels[static_cast<size_t>(r)];
+    const std::byte nothing{0};
+    const std::span<const std::byte> part(&nothing, 1);
+    for (int64_t step = 0; step < steps; ++step) {
+      const int64_t awaited = r == 0 ? step - ranks : step;
+      if (awaited >= 0) {
+        PENSTOCK_TRY(channel.Receive(lane(r), {awaited, 0}, kDeadlineS));
+      }
+      Piece();
+      PENSTOCK_TRY(channel.Send({lane((r + 1) % ranks), {step, 0}, DType::kU8, 1, 1, NowNs()},
+                                std::span(&part, 1), kDeadlineS));
+    }
+    for (int64_t step = steps - ranks; r == 0 && step < steps; ++step) {
+      PENSTOCK_TRY(channel.Receive(lane(r), {step, 0}, kDeadlineS));
+    }
+    return {};
+  };
+  std::vector<Result<>> results(static_cast<size_t>(ranks));
+  const int64_t start_ns = NowNs();
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      results[static_cast<size_t>(r)] = turn(r);
+      if (!results[static_cast<size_t>(r)].ok()) {
+        channels[static_cast<size_t>(r)]->Fail(results[static_cast<size_t>(r)].error());
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (const Result<>& result : results) {
+    PENSTOCK_TRY(result);
+  }
+  const double seconds = static_cast<double>(NowNs() - start_ns) * 1e-9;
+  const auto pieces = static_cast<double>(steps * ranks);
+  return std::max(0.0, seconds * std::min(cores, ranks) / pieces - piece_s);
 }
 
 int RunMpiProbe(bool quick) {

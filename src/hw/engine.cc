@@ -44,7 +44,8 @@ Result<Shared> ReadShared(const TomlTable& table, const std::string& key) {
   return Shared{numbers[0], std::max(numbers[0], numbers[1])};
 }
 
-Result<Curve> ReadMessages(const TomlTable& table, const std::string& key) {
+Result<Curve> ReadMessages(const TomlTable& table, const std::string& key,
+                           Curve::Scale scale = Curve::Scale::kLinear) {
   if (!table.Has(key)) {
     return Curve();
   }
@@ -53,7 +54,7 @@ Result<Curve> ReadMessages(const TomlTable& table, const std::string& key) {
   for (const auto& row : rows) {
     points.push_back({row[0], row[1]});
   }
-  return Curve::Make(std::move(points), Curve::Scale::kLinear, table.Place(key));
+  return Curve::Make(std::move(points), scale, table.Place(key));
 }
 
 Result<Precision> ReadWeights(const TomlTable& table) {
@@ -200,6 +201,7 @@ Result<Engine> ReadEngine(const TomlTable& table) {
   PENSTOCK_TRY_ASSIGN(e.announce_s, table.Number("announce_s", 0, kMaxSeconds));
   PENSTOCK_TRY_ASSIGN(e.message_s, ReadMessages(table, "message_s"));
   PENSTOCK_TRY_ASSIGN(e.mpi_message_s, ReadMessages(table, "mpi_message_s"));
+  PENSTOCK_TRY_ASSIGN(e.hand_over_s, ReadMessages(table, "hand_over_s", Curve::Scale::kLogX));
   PENSTOCK_TRY_ASSIGN(e.thread_speedup, table.RowsOr("thread_speedup", 3));
   PENSTOCK_TRY_ASSIGN(const auto products, table.Tables("product"));
   for (const TomlTable& product : products) {
@@ -236,6 +238,11 @@ std::string FormatEngine(const Engine& e) {
       FormatMessages(e.message_s));
   if (!e.mpi_message_s.empty()) {
     out += fmt::format("mpi_message_s = {}\n", FormatMessages(e.mpi_message_s));
+  }
+  if (!e.hand_over_s.empty()) {
+    out +=
+        fmt::format("hand_over_s = {}  # stages that share the cores, idle core time per start\n",
+                    FormatMessages(e.hand_over_s));
   }
   if (!e.thread_speedup.empty()) {
     out += "thread_speedup = [";

@@ -75,6 +75,9 @@ struct Engine {
   Shared logit;
   // Times as long as their share of the cores says, where devices share cores.
   double sharing = 1;
+  // Idle core time of each micro-batch that a stage starts while all cores are busy: seconds over
+  // the number of stages that share them. Empty: not measured, none.
+  Curve hand_over_s;
   double step_s = 0;      // of one step plan, on the first device: deciding, results
   double announce_s = 0;  // of one step plan, on the first device, for each further device
   Curve message_s;        // between threads of one process: seconds over bytes
@@ -94,6 +97,9 @@ struct Engine {
   // `numbers` (score and value width together).
   Shared AttentionSeconds(double heads, double kv_heads, double numbers, double rows,
                           double pairs) const;
+
+  // What a stage loses at each start where `stages` share the cores; 0 where it was not measured.
+  double HandOver(double stages) const { return hand_over_s.empty() ? 0 : hand_over_s.At(stages); }
 
   // How much faster than the calibrated number of threads a device of `threads` does a product of
   // `rows`; 1 where it was not measured.

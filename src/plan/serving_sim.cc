@@ -122,8 +122,17 @@ double Machine::Speed(const Running& r, double busy) const {
   return 1 / (r.cost.At(with, static_cast<double>(q_.engine->devices())) * share);
 }
 
+// Where stages share cores, and more micro-batches are on their way than there are cores, a core
+// idles at times although a stage could work.
 void Machine::Start(size_t stage, int64_t step) {
-  running_[stage] = {true, step, CostOf(stage, live_.at(step)), 1};
+  hw::Shared cost = CostOf(stage, live_.at(step));
+  const auto replicas = static_cast<double>(q_.replicas);
+  const double devices = static_cast<double>(q_.units.size()) * replicas;
+  if (devices > own_cores_ && static_cast<double>(live_.size()) * replicas > own_cores_) {
+    const double idle = q_.engine->HandOver(devices);
+    cost += hw::Shared{idle, idle};
+  }
+  running_[stage] = {true, step, cost, 1};
 }
 
 // The first rank: the next micro-batch, or a result, or nothing until one comes.

@@ -91,6 +91,23 @@ TEST(ServingSim, FullGroupsAreLimitedByTheSlowestStage) {
   EXPECT_NEAR(f.tpot_s, 2 * slowest, 0.1 * slowest);  // and the prompt of the other
 }
 
+TEST(ServingSim, HandOversCostIdleTimeWhereStagesShareCores) {
+  const cost::ModelProfile model = Profile("smollm2-135m");
+  hw::Engine engine = Machine(2);
+  const auto Decode = [&](std::vector<int32_t> units, int64_t sequences) {
+    return ForecastServing(Ask(model, engine, std::move(units), sequences, 65)).decode_s;
+  };
+  const double shared = Decode({11, 11, 10}, 3);
+  const double own = Decode({16, 16}, 2);
+  const double alone = Decode({11, 11, 10}, 1);
+  constexpr double kIdle = 1e-3;
+  engine.hand_over_s = hw::Curve(kIdle);
+  // 3 groups, 3 stages: nine starts a lap on two cores; the last laps have fewer micro-batches.
+  EXPECT_NEAR(Decode({11, 11, 10}, 3) - shared, 64 * 9 * kIdle / 2, 0.1 * 64 * 9 * kIdle / 2);
+  EXPECT_DOUBLE_EQ(Decode({16, 16}, 2), own);        // a core each
+  EXPECT_DOUBLE_EQ(Decode({11, 11, 10}, 1), alone);  // never two at work
+}
+
 TEST(ServingSim, DevicesBeyondTheCoresShareThem) {
   const cost::ModelProfile model = Profile("smollm2-135m");
   const hw::Engine wide = Machine(4);
@@ -155,6 +172,8 @@ TEST(ServingSim, AnEngineReadsBackAsItWasWritten) {
   engine.operation = {1e-6, 2e-6};
   engine.message_s = Line(1e-5, 1e-9);
   engine.thread_speedup = {{2, 16, 1.9}};
+  engine.hand_over_s =
+      hw::Curve::Make({{3, 2e-4}, {4, 1e-4}}, hw::Curve::Scale::kLogX, "test").value();
   const auto table = ParseToml(hw::FormatEngine(engine), "engine.toml");
   ASSERT_TRUE(table.ok());
   const auto read = hw::ReadEngine(table->Table("engine").value());
@@ -164,6 +183,9 @@ TEST(ServingSim, AnEngineReadsBackAsItWasWritten) {
               engine.ProductSeconds(hw::Precision::kBf16, 1000, 1000, 100).alone_s, 1e-9);
   EXPECT_DOUBLE_EQ(read->Speedup(2, 20), 1.9);
   EXPECT_DOUBLE_EQ(read->operation.together_s, 2e-6);
+  EXPECT_DOUBLE_EQ(read->HandOver(3), 2e-4);
+  EXPECT_DOUBLE_EQ(read->HandOver(64), 1e-4);
+  EXPECT_DOUBLE_EQ(Machine(2).HandOver(3), 0);
 }
 
 TEST(ServingSim, ProductsBetweenMeasuredShapesLieBetweenThem) {

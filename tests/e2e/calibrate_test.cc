@@ -58,8 +58,9 @@ TEST(Calibrate, TheFileSaysWhatWasMeasuredWhenAndOnWhat) {
   EXPECT_GT(json["peak_flops_per_s"]["int8"].get<double>(), 1e8);
   const auto text = ReadFile(file);
   ASSERT_TRUE(text.ok());
-  for (const char* word : {"provenance = \"penstock", "UTC", "instruction_set",
-                           "[[engine.product]]", "[[engine.attention]]", "message_s", "step_s"}) {
+  for (const char* word :
+       {"provenance = \"penstock", "UTC", "instruction_set", "[[engine.product]]",
+        "[[engine.attention]]", "message_s", "step_s", "hand_over_s"}) {
     EXPECT_NE(text->find(word), std::string::npos) << word;
   }
   // plan takes it.
