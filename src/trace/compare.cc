@@ -11,6 +11,7 @@
 #include "base/statistics.h"
 #include "base/units.h"
 #include "schedule/schedule.h"
+#include "trace/steps.h"
 
 namespace penstock::trace {
 namespace {
@@ -77,6 +78,54 @@ std::string Percent(double planned, double measured) {
   return fmt::format("{:+.1f} %", 100 * (measured / planned - 1));
 }
 
+// What one step of a timeline is: of several training steps the median one, else all of them
+// together, to be divided by their number.
+struct PerStep {
+  PerStep(const Timeline& timeline, int& steps, int& number) : steps_(StepsOf(timeline)) {
+    one_ = &timeline;
+    parts_ = steps;
+    if (steps_.size() > 1) {
+      one_ = &MedianStep(steps_);
+      parts_ = 1;
+      steps = static_cast<int>(steps_.size());
+      number = StepNumber(*one_);
+    }
+  }
+
+  const Timeline& timeline() const { return *one_; }
+
+  int parts() const { return parts_; }
+
+  double seconds() const { return (one_->end_s - one_->begin_s) / parts_; }
+
+  Account account() const {
+    Account account = AccountOf(*one_);
+    account.span_s /= parts_;
+    for (RankAccount& rank : account.ranks) {
+      Bubble& bubble = rank.bubble;
+      for (double* part :
+           {&rank.busy_s, &rank.idle_s, &bubble.fill_s, &bubble.drain_s, &bubble.imbalance_s,
+            &bubble.communication_s, &bubble.barrier_s, &bubble.other_s}) {
+        *part /= parts_;
+      }
+    }
+    return account;
+  }
+
+ private:
+  std::vector<Timeline> steps_;
+  const Timeline* one_;
+  int parts_;
+};
+
+std::string StepsText(int steps, int median_step) {
+  std::string text = fmt::format("{} step{}", steps, steps == 1 ? "" : "s");
+  if (median_step >= 0) {
+    text += fmt::format(", the median one is step {}", median_step);
+  }
+  return text;
+}
+
 }  // namespace
 
 Comparison Compare(const Timeline& planned, const Timeline& measured) {
@@ -85,8 +134,10 @@ Comparison Compare(const Timeline& planned, const Timeline& measured) {
   out.measured_name = measured.name;
   const Groups plan = GroupSlices(planned, out.planned_steps);
   const Groups run = GroupSlices(measured, out.measured_steps);
-  out.planned_step_s = (planned.end_s - planned.begin_s) / out.planned_steps;
-  out.measured_step_s = (measured.end_s - measured.begin_s) / out.measured_steps;
+  const PerStep plan_step(planned, out.planned_steps, out.planned_median_step);
+  const PerStep run_step(measured, out.measured_steps, out.measured_median_step);
+  out.planned_step_s = plan_step.seconds();
+  out.measured_step_s = run_step.seconds();
   std::vector<std::pair<size_t, const std::string*>> order;
   for (const auto& [key, group] : plan)
     order.emplace_back(group.order, &key);
@@ -112,12 +163,12 @@ Comparison Compare(const Timeline& planned, const Timeline& measured) {
   }
   std::sort(out.only_measured.begin(), out.only_measured.end());
   std::map<std::pair<int, int>, KindDifference> sums;
-  SumKinds(planned, false, out.planned_steps, sums);
-  SumKinds(measured, true, out.measured_steps, sums);
+  SumKinds(plan_step.timeline(), false, plan_step.parts(), sums);
+  SumKinds(run_step.timeline(), true, run_step.parts(), sums);
   for (const auto& [key, row] : sums)
     out.kinds.push_back(row);
-  out.planned_account = AccountOf(planned);
-  out.measured_account = AccountOf(measured);
+  out.planned_account = plan_step.account();
+  out.measured_account = run_step.account();
   return out;
 }
 
@@ -144,32 +195,26 @@ Json ComparisonJson(const Comparison& comparison) {
                            {"ratio", ratio(row.planned_s, row.measured_s)},
                            {"count", row.count}});
   }
-  auto ranks = [](const Account& account, int steps) {
-    Json list = Json::array();
+  auto side = [](const std::string& name, int steps, int median_step, double step_s,
+                 const Account& account) {
+    Json ranks = Json::array();
     for (const RankAccount& rank : account.ranks) {
-      Bubble bubble = rank.bubble;
-      for (double* part : {&bubble.fill_s, &bubble.drain_s, &bubble.imbalance_s,
-                           &bubble.communication_s, &bubble.barrier_s, &bubble.other_s}) {
-        *part /= steps;
-      }
-      list.push_back(Json{{"busy_s", rank.busy_s / steps},
-                          {"idle_s", rank.idle_s / steps},
-                          {"bubble", BubbleJson(bubble)}});
+      ranks.push_back(Json{
+          {"busy_s", rank.busy_s}, {"idle_s", rank.idle_s}, {"bubble", BubbleJson(rank.bubble)}});
     }
-    return list;
+    return Json{{"name", name},
+                {"steps", steps},
+                {"median_step", median_step < 0 ? Json(nullptr) : Json(median_step)},
+                {"step_s", step_s},
+                {"bubble_ratio", account.bubble_ratio},
+                {"ranks", std::move(ranks)}};
   };
-  return Json{{"planned",
-               {{"name", comparison.planned_name},
-                {"steps", comparison.planned_steps},
-                {"step_s", comparison.planned_step_s},
-                {"bubble_ratio", comparison.planned_account.bubble_ratio},
-                {"ranks", ranks(comparison.planned_account, comparison.planned_steps)}}},
-              {"measured",
-               {{"name", comparison.measured_name},
-                {"steps", comparison.measured_steps},
-                {"step_s", comparison.measured_step_s},
-                {"bubble_ratio", comparison.measured_account.bubble_ratio},
-                {"ranks", ranks(comparison.measured_account, comparison.measured_steps)}}},
+  return Json{{"planned", side(comparison.planned_name, comparison.planned_steps,
+                               comparison.planned_median_step, comparison.planned_step_s,
+                               comparison.planned_account)},
+              {"measured", side(comparison.measured_name, comparison.measured_steps,
+                                comparison.measured_median_step, comparison.measured_step_s,
+                                comparison.measured_account)},
               {"step_ratio", ratio(comparison.planned_step_s, comparison.measured_step_s)},
               {"kinds", std::move(kinds)},
               {"actions", std::move(actions)},
@@ -182,34 +227,35 @@ namespace {
 void AppendIdle(std::string& out, const Comparison& comparison) {
   out += fmt::format("\n{:<8}{:<10}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}\n", "rank", "",
                      "busy", "fill", "drain", "imbalance", "messages", "barrier", "other");
-  auto line = [&](const std::string& rank, const char* word, const Account& account, size_t r,
-                  int steps) {
+  auto line = [&](const std::string& rank, const char* word, const Account& account, size_t r) {
     if (r >= account.ranks.size())
       return;
     const RankAccount& a = account.ranks[r];
     out += fmt::format("{:<8}{:<10}", rank, word);
     for (const double seconds : {a.busy_s, a.bubble.fill_s, a.bubble.drain_s, a.bubble.imbalance_s,
                                  a.bubble.communication_s, a.bubble.barrier_s, a.bubble.other_s}) {
-      out += fmt::format("{:>12}", FormatSeconds(seconds / steps));
+      out += fmt::format("{:>12}", FormatSeconds(seconds));
     }
     out += "\n";
   };
   const size_t ranks =
       std::max(comparison.planned_account.ranks.size(), comparison.measured_account.ranks.size());
   for (size_t r = 0; r < ranks; ++r) {
-    line(fmt::format("{}", r), "planned", comparison.planned_account, r, comparison.planned_steps);
-    line("", "measured", comparison.measured_account, r, comparison.measured_steps);
+    line(fmt::format("{}", r), "planned", comparison.planned_account, r);
+    line("", "measured", comparison.measured_account, r);
   }
 }
 
 }  // namespace
 
 std::string ComparisonText(const Comparison& comparison, int most_actions) {
-  std::string out = fmt::format(
-      "step      planned {:>10} ({}, {} steps)\n          measured {:>9} ({}, {} steps)  {}\n\n",
-      FormatSeconds(comparison.planned_step_s), comparison.planned_name, comparison.planned_steps,
-      FormatSeconds(comparison.measured_step_s), comparison.measured_name,
-      comparison.measured_steps, Percent(comparison.planned_step_s, comparison.measured_step_s));
+  std::string out =
+      fmt::format("step      planned {:>10} ({}, {})\n          measured {:>9} ({}, {})  {}\n\n",
+                  FormatSeconds(comparison.planned_step_s), comparison.planned_name,
+                  StepsText(comparison.planned_steps, comparison.planned_median_step),
+                  FormatSeconds(comparison.measured_step_s), comparison.measured_name,
+                  StepsText(comparison.measured_steps, comparison.measured_median_step),
+                  Percent(comparison.planned_step_s, comparison.measured_step_s));
   out += fmt::format("{:<8}{:<14}{:>8}{:>14}{:>14}{:>12}\n", "rank", "kind", "count", "planned",
                      "measured", "");
   for (const KindDifference& row : comparison.kinds) {

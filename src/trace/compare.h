@@ -38,17 +38,21 @@ struct Comparison {
   std::string measured_name;
   int planned_steps = 0;  // how often the most frequent action of a rank occurs
   int measured_steps = 0;
-  double planned_step_s = 0;  // window / steps
+  int planned_median_step = -1;  // number of the step that stands for several of training; else -1
+  int measured_median_step = -1;
+  double planned_step_s = 0;  // that step's length; else window / steps
   double measured_step_s = 0;
   std::vector<KindDifference> kinds;
   std::vector<ActionDifference> actions;  // in both, in the order of the plan
   std::vector<std::string> only_planned;  // "rank 1: 2F0"
   std::vector<std::string> only_measured;
-  Account planned_account;  // of the whole windows
+  Account planned_account;  // of that step; else of the whole windows / steps
   Account measured_account;
 };
 
-// O(slices).
+// Step times, kinds and accounts are those of one step: of several training steps the median one by
+// length (they may lie apart: evaluations, checkpoints), of steps that lie over each other, as in
+// serving, the mean. O(slices).
 Comparison Compare(const Timeline& planned, const Timeline& measured);
 
 Json ComparisonJson(const Comparison& comparison);

@@ -58,6 +58,34 @@ TEST(Compare, TakesTheMedianOverStepsAndSumsPerKindAndRank) {
   EXPECT_NE(ComparisonText(c).find("+50.0 %"), std::string::npos);
 }
 
+// Three steps of F and B on one rank, far apart and of different lengths; before each B a wait.
+TEST(Compare, TakesTheMedianStepOfATraining) {
+  RankRecorder recorder(RankId(0), 100);
+  for (int t = 0; t < 3; ++t) {
+    const double begin = 100.0 * t;
+    const double seconds = t == 1 ? 5 : 1 + t;  // 1, 5, 3
+    recorder.Record(Act(OpKind::kForward, 0, 0), t + 7, begin, begin + seconds);
+    recorder.RecordWait(WaitCause::kImbalance, Act(OpKind::kBackward, 1, 0), RankId(1),
+                        begin + seconds, begin + seconds + 0.5);
+    recorder.Record(Act(OpKind::kBackward, 0, 0), t + 7, begin + seconds + 0.5,
+                    begin + 3 * seconds + 0.5);
+  }
+  const Timeline run = MergeRanks("run", {recorder.Take()});
+  const Comparison c = Compare(run, run);
+  EXPECT_EQ(c.measured_steps, 3);
+  EXPECT_EQ(c.measured_median_step, 9);
+  EXPECT_DOUBLE_EQ(c.measured_step_s, 9.5);
+  ASSERT_EQ(c.kinds.size(), 2U);
+  EXPECT_DOUBLE_EQ(c.kinds[0].measured_s, 3);
+  EXPECT_EQ(c.kinds[0].measured_count, 1);
+  ASSERT_EQ(c.measured_account.ranks.size(), 1U);
+  EXPECT_DOUBLE_EQ(c.measured_account.ranks[0].busy_s, 9);
+  EXPECT_DOUBLE_EQ(c.measured_account.ranks[0].bubble.imbalance_s, 0.5);
+  EXPECT_NEAR(c.measured_account.ranks[0].bubble.other_s, 0, 1e-12);
+  EXPECT_NE(ComparisonText(c).find("3 steps, the median one is step 9"), std::string::npos)
+      << ComparisonText(c);
+}
+
 TEST(Compare, ListsActionsThatOnlyOneSideHas) {
   Timeline planned = Forwards("plan", 1, 1);
   Timeline measured = Forwards("run", 1, 1);
