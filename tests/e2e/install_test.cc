@@ -77,10 +77,11 @@ std::vector<std::string> Lines(const std::string& text, const std::string& word)
 }
 
 TEST_F(InstallTest, AProgramThatFindsThePackageRunsAndTrainsAModel) {
-  const Finished configured = RunCommand(
-      {"cmake", "-G", "Ninja", "-S", Path("moved/share/doc/penstock/examples/embed"), "-B",
-       Path("build"), "-DCMAKE_PREFIX_PATH=" + Path("moved"),
-       "-DCMAKE_CXX_COMPILER=" PENSTOCK_CXX_COMPILER, "-DCMAKE_CXX_FLAGS=-Wall -Werror"});
+  const Finished configured =
+      RunCommand({"cmake", "-G", "Ninja", "-S", Path("moved/share/doc/penstock/examples/embed"),
+                  "-B", Path("build"), "-DCMAKE_PREFIX_PATH=" + Path("moved"),
+                  "-DCMAKE_CXX_COMPILER=" PENSTOCK_CXX_COMPILER, "-DCMAKE_CXX_FLAGS=-Wall -Werror",
+                  "-DCMAKE_C_COMPILER=/no/c/compiler"});
   ASSERT_EQ(configured.status, 0) << configured.out << configured.err;
   const Finished built = RunCommand({"cmake", "--build", Path("build")});
   ASSERT_EQ(built.status, 0) << built.out << built.err;
