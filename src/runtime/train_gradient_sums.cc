@@ -69,7 +69,7 @@ void GradientSums::AddStage(StageId stage, int32_t& edge) {
     for (const int32_t start : starts) {
       const int32_t rank =
           replica * ranks + spec_.schedule->RankOf(stage, MicroBatchId(start)).value();
-      const size_t place = AddPlace(sum.reduction, rank);
+      const size_t place = AddPlace(sum.reduction, rank, 1);
       sum.local_lanes.resize(place + 1);
       if (rank == channel_rank_) {
         sum.local_lanes[place].push_back(local++);
@@ -89,10 +89,18 @@ void GradientSums::AddTied(const schedule::Edge& tied, size_t index, int directi
   sum.reduction.first_edge = edge;
   std::vector<StageId> owners = tied.to;
   owners.insert(owners.begin(), tied.from);
+  const TensorId tensor = EdgeTensor(*spec_.graph, tied.name);
   for (const StageId owner : owners) {
+    int32_t uses = 0;
+    for (const model::Op& op : spec_.graph->ops) {
+      const auto used = model::TensorsOf(op);
+      uses += spec_.partition->StageOf(op.layer) == owner
+                  ? static_cast<int32_t>(std::count(used.begin(), used.end(), tensor))
+                  : 0;
+    }
     const int32_t rank =
         replica * ranks + spec_.schedule->placement.RankOf(owner, direction).value();
-    const size_t place = AddPlace(sum.reduction, rank);
+    const size_t place = AddPlace(sum.reduction, rank, uses);
     sum.owners.resize(place + 1);
     sum.owners[place].push_back(owner);
   }

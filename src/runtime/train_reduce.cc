@@ -72,6 +72,9 @@ class Runner {
             {item, begin, std::min(kPieceFloats, total.rows() * total.columns() - begin)});
       }
     }
+    if (r_.Shared()) {
+      return RunShared();
+    }
     for (size_t i = 0; i <= pieces_.size(); ++i) {
       if (i < pieces_.size()) {
         PENSTOCK_TRY(AddOwn(i));
@@ -84,6 +87,63 @@ class Runner {
   }
 
  private:
+  // Round k is pieces 2k, whose total the second place makes, and 2k + 1, whose total the first
+  // makes. The totals of a round are taken once the next one's pieces are on their way.
+  Result<> RunShared() {
+    const size_t place = last_ ? 1 : 0;
+    const comm::Lane out = last_ ? TotalLane(r_, r_.ranks[0]) : SumLane(r_, 0);
+    const comm::Lane in = last_ ? SumLane(r_, 0) : TotalLane(r_, r_.ranks[0]);
+    const size_t rounds = (pieces_.size() + 1) / 2;
+    for (size_t round = 0; round <= rounds; ++round) {
+      const size_t given = 2 * round + (last_ ? 1 : 0);
+      const size_t made = 2 * round + (last_ ? 0 : 1);
+      if (round < rounds && given < pieces_.size()) {
+        PENSTOCK_TRY(Send(out, given, OwnSum(place, given)));
+      }
+      if (round < rounds && made < pieces_.size()) {
+        PENSTOCK_TRY(MakeTotal(place, made, in, out));
+      }
+      const size_t before = given - 2;
+      if (round > 0 && before < pieces_.size()) {
+        PENSTOCK_TRY(Receive(in, before, TotalOf(before)));
+      }
+    }
+    return {};
+  }
+
+  Tensor TotalOf(size_t piece) const {
+    return Part(terms_.total(pieces_[piece].item), pieces_[piece]);
+  }
+
+  // This place's terms: the only one as it is, or their sum in scratch.
+  Tensor OwnSum(size_t place, size_t i) {
+    const std::vector<Tensor> terms = terms_.terms(place, pieces_[i].item);
+    PENSTOCK_CHECK(static_cast<int32_t>(terms.size()) == r_.terms[place],
+                   "all holders know how many terms a place has");
+    if (terms.size() == 1) {
+      return Part(terms[0], pieces_[i]);
+    }
+    const Tensor sum = scratch_.Columns(0, pieces_[i].count);
+    for (size_t t = 0; t < terms.size(); ++t) {
+      device_.ScaleInto(Part(terms[t], pieces_[i]), 1.0F, t > 0, sum);
+    }
+    return sum;
+  }
+
+  Result<> MakeTotal(size_t place, size_t i, const comm::Lane& in, const comm::Lane& out) {
+    const Tensor total = TotalOf(i);
+    {
+      PENSTOCK_TRY_ASSIGN(const comm::Message message, Take(in, i, total.columns()));
+      const Tensor own = OwnSum(place, i);
+      if (own.Bytes().data() != total.Bytes().data()) {
+        device_.ScaleInto(own, 1.0F, false, total);
+      }
+      auto* theirs = const_cast<std::byte*>(message.payload().data());
+      device_.ScaleInto({theirs, DType::kF32, 1, total.columns()}, 1.0F, true, total);
+    }
+    return Send(out, i, total);
+  }
+
   Result<> Send(const comm::Lane& lane, size_t piece, const Tensor& x) {
     const std::span<const std::byte> part = x.Bytes();
     return channel_.Send({lane,
@@ -95,14 +155,19 @@ class Runner {
                          std::span(&part, 1), deadline_s_);
   }
 
-  Result<> Receive(const comm::Lane& lane, size_t piece, const Tensor& to) {
-    PENSTOCK_TRY_ASSIGN(const comm::Message message,
+  Result<comm::Message> Take(const comm::Lane& lane, size_t piece, int64_t numbers) {
+    PENSTOCK_TRY_ASSIGN(comm::Message message,
                         channel_.Receive(lane, {step_, static_cast<int32_t>(piece)}, deadline_s_));
-    if (message.header().columns != to.columns() || message.header().type != DType::kF32) {
+    if (message.header().columns != numbers || message.header().type != DType::kF32) {
       return MakeError(ErrorCode::kInternal,
                        "[runtime.reduce] got {} numbers from rank {}, wanted {}",
-                       message.header().columns, lane.source, to.columns());
+                       message.header().columns, lane.source, numbers);
     }
+    return message;
+  }
+
+  Result<> Receive(const comm::Lane& lane, size_t piece, const Tensor& to) {
+    PENSTOCK_TRY_ASSIGN(const comm::Message message, Take(lane, piece, to.columns()));
     std::memcpy(to.Bytes().data(), message.payload().data(), to.Bytes().size());
     return {};
   }
@@ -157,10 +222,12 @@ bool Reduction::Holds(int32_t rank) const {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
 
-size_t AddPlace(Reduction& reduction, int32_t rank) {
+size_t AddPlace(Reduction& reduction, int32_t rank, int32_t terms) {
   if (reduction.ranks.empty() || reduction.ranks.back() != rank) {
     reduction.ranks.push_back(rank);
+    reduction.terms.push_back(0);
   }
+  reduction.terms.back() += terms;
   return reduction.ranks.size() - 1;
 }
 
