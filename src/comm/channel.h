@@ -81,6 +81,7 @@ class Message {
 struct ChannelCounters {
   int64_t messages_sent = 0;
   int64_t bytes_sent = 0;  // payloads only
+  double waited_s = 0;     // that sends waited for room
 };
 
 class Channel {

@@ -134,11 +134,17 @@ class InProcessChannel final : public Channel {
     std::unique_lock lock(box.mutex);
     Slot* slot = nullptr;
     LaneState* lane = nullptr;
-    const bool ready = Wait(box, lock, deadline_s, [&] {
+    const auto find = [&] {
       lane = FindLane(box, header.lane);
       slot = lane == nullptr ? nullptr : FreeSlot(*lane);
       return slot != nullptr;
-    });
+    };
+    bool ready = find();
+    if (!ready) {
+      const Clock::time_point start = Clock::now();
+      ready = Wait(box, lock, deadline_s, find);
+      counters_.waited_s += duration<double>(Clock::now() - start).count();
+    }
     if (hub_->failed.load()) {
       return hub_->PeerError();
     }

@@ -7,6 +7,7 @@
 #define OMPI_SKIP_MPICXX 1  // only the C interface
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
+#include <sched.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -22,6 +23,7 @@ namespace {
 
 constexpr int kCreditTag = 16384;
 constexpr double kDrainLimit_s = 30;
+constexpr double kLook_s = 2e-3;
 
 constexpr int kKinds = 8;  // room for LaneKind in a tag
 constexpr int32_t kMaxEdges = kCreditTag / kKinds;
@@ -32,6 +34,23 @@ int MpiTag(const Lane& lane) {
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Ranks of this job on this machine, as far as its launcher says.
+int RanksHere() {
+  const char* local = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  int ranks = local != nullptr ? std::atoi(local) : 0;
+  if (ranks <= 0) {
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  }
+  return ranks;
+}
+
+// Cores that this process may use.
+int CoresHere() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
 // Sender's end: K buffers, each free or in flight.
@@ -169,10 +188,14 @@ class MpiChannel final : public Channel {
     OutLane& out = Out(header.lane);
     PENSTOCK_CHECK(header.payload_bytes() <= out.options.max_bytes, "a message fits its lane");
     OutLane::Slot* slot = nullptr;
+    const Clock::time_point start = Clock::now();
+    bool at_once = true;
     const bool ready = Wait(deadline_s, [&] {
       slot = out.credits > 0 ? FreeSlot(out) : nullptr;
+      at_once = at_once && slot != nullptr;
       return slot != nullptr;
     });
+    counters_.waited_s += at_once ? 0 : SecondsSince(start);
     if (!ready) {
       return MakeError(
           ErrorCode::kDeadlineExceeded,
@@ -368,8 +391,9 @@ class MpiChannel final : public Channel {
       if (deadline_s > 0 && SecondsSince(start) > deadline_s) {
         return false;
       }
-      // About 20 us without pause: the common case in a full pipeline. Then give the core away.
-      if (++polls > 40) {
+      // About 20 us without pause: the common case in a full pipeline; with a core for each rank a
+      // few milliseconds, as to be woken takes longer. Then give the core away.
+      if (++polls > 40 && (!own_core_ || SecondsSince(start) > kLook_s)) {
         std::this_thread::sleep_for(std::chrono::microseconds(polls > 400 ? 200 : 20));
       } else {
         std::this_thread::yield();
@@ -441,6 +465,7 @@ class MpiChannel final : public Channel {
 
   int rank_ = 0;
   int size_ = 1;
+  bool own_core_ = RanksHere() <= CoresHere();
   std::list<OutLane> out_;
   std::list<InLane> in_;
   std::list<LocalLane> local_;

@@ -115,8 +115,12 @@ Result<> TrainExecutor::Execute(const Action& action) {
     return {};
   }
   PENSTOCK_TRY(InjectFault(action));
+  const double waited_before_s = m_.channel->counters().waited_s;
   double start_s = m_.recorder->Now();
   PENSTOCK_TRY_ASSIGN(const int64_t bytes, (this->*OperationOf(action.kind))(action));
+  if (schedule::IsSend(action.kind)) {
+    start_s += RecordSendWait(action, start_s, m_.channel->counters().waited_s - waited_before_s);
+  }
   if (action.kind == OpKind::kOptimizer && end_->waited_s() > 0) {
     m_.recorder->RecordWait(trace::WaitCause::kBarrier, action, RankId(), start_s,
                             start_s + end_->waited_s());

@@ -87,6 +87,8 @@ class TrainExecutor {
   std::vector<Tensor> ValuesToSend(const TrainLink& link, TrainUnit& unit, bool forward);
   comm::MessageHeader HeaderFor(const TrainLink& link, TrainUnit& unit) const;
   comm::Lane LaneOf(const TrainLink& link) const;
+  // Seconds that a SEND waited until its receiver had taken an earlier message.
+  double RecordSendWait(const schedule::Action& send, double start_s, double waited_s);
   Result<> InjectFault(const Action& action);
   Error Named(const Error& error, const Action& action) const;
 

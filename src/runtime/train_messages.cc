@@ -153,6 +153,22 @@ Result<int64_t> TrainExecutor::TakeMessage(const Action& action, const TrainLink
   return bytes;
 }
 
+double TrainExecutor::RecordSendWait(const Action& send, double start_s, double waited_s) {
+  if (waited_s <= 0) {
+    return 0;
+  }
+  Action taking = send;
+  taking.kind = send.kind == OpKind::kSendForward ? OpKind::kRecvForward : OpKind::kRecvBackward;
+  taking.stage = schedule::PeerStage(send);
+  if (send.peer_stage >= 0) {
+    taking.peer_stage = static_cast<int16_t>(send.stage.value());
+  }
+  const RankId target(m_.links->Find(program_.schedule(), send).lane.target);
+  m_.recorder->RecordWait(trace::WaitCause::kImbalance, taking, target, start_s,
+                          start_s + waited_s);
+  return waited_s;
+}
+
 Error TrainExecutor::Named(const Error& error, const Action& action) const {
   if (error.code == ErrorCode::kPeerLost) {
     return error;

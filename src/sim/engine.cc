@@ -149,7 +149,7 @@ bool Engine::Do(int rank, const Action& action) {
     case OpKind::kBarrier:
       return AtBarrier<kAccount>(rank, action);
     default:
-      return true;
+      return Other<kAccount>(rank, action);
   }
 }
 
@@ -189,14 +189,33 @@ bool Engine::AwaitInputs(int rank, const Action& action, bool backward) {
 template <bool kAccount>
 bool Engine::Compute(int rank, const Action& action) {
   Rank& state = ranks_[static_cast<size_t>(rank)];
-  double duration_s =
-      seconds_[static_cast<size_t>(static_cast<int>(action.kind) * stages_ + action.stage.value())];
-  if (!scale_.empty() && action.kind != OpKind::kOptimizer) {
-    duration_s *= scale_[static_cast<size_t>(
-        static_cast<int64_t>(action.micro_batch.value()) * slices_ + action.slice)];
+  double duration_s = 0;
+  if (measured_ != nullptr) {
+    const ActionSeconds measured = MeasuredOf(rank, action);
+    state.now_s += measured.before_s;
+    duration_s = measured.own_s;
+  } else {
+    duration_s = seconds_[static_cast<size_t>(static_cast<int>(action.kind) * stages_ +
+                                              action.stage.value())];
+    if (!scale_.empty() && action.kind != OpKind::kOptimizer) {
+      duration_s *= scale_[static_cast<size_t>(
+          static_cast<int64_t>(action.micro_batch.value()) * slices_ + action.slice)];
+    }
   }
+  Spend<kAccount>(rank, action, duration_s);
+  if (action.kind == OpKind::kForward) {
+    HandOver(action, false, state.now_s);
+  } else if (action.kind == OpKind::kBackward || action.kind == OpKind::kBackwardInput) {
+    HandOver(action, true, state.now_s);
+  }
+  return true;
+}
+
+template <bool kAccount>
+void Engine::Spend(int rank, const Action& action, double seconds) {
+  Rank& state = ranks_[static_cast<size_t>(rank)];
   const double start_s = state.now_s;
-  state.now_s += duration_s;
+  state.now_s += seconds;
   if constexpr (kAccount) {
     const auto r = static_cast<size_t>(rank);
     (*totals_)[r].AddSlice(action.kind, start_s, state.now_s);
@@ -206,10 +225,14 @@ bool Engine::Compute(int rank, const Action& action) {
            start_s, state.now_s, 0});
     }
   }
-  if (action.kind == OpKind::kForward) {
-    HandOver(action, false, state.now_s);
-  } else if (action.kind == OpKind::kBackward || action.kind == OpKind::kBackwardInput) {
-    HandOver(action, true, state.now_s);
+}
+
+template <bool kAccount>
+bool Engine::Other(int rank, const Action& action) {
+  if (measured_ != nullptr && action.kind != OpKind::kIdle) {
+    const ActionSeconds measured = MeasuredOf(rank, action);
+    ranks_[static_cast<size_t>(rank)].now_s += measured.before_s;
+    Spend<kAccount>(rank, action, measured.own_s);
   }
   return true;
 }
@@ -352,18 +375,24 @@ bool Engine::Send(int rank, const Action& action) {
     Deliver(cell, channel, met_s, action);
     return Await<kAccount>(rank, cell, channel, action);
   }
+  const ActionSeconds measured = MeasuredOf(rank, action);
   if (transport_.kind == TransportKind::kCredits) {
     const int64_t room = c.sent - transport_.credits;  // the RECV of this number has to be over
     if (room >= c.taken) {
       BlockOn(rank, Block::kCredit, channel);
       return false;
     }
+    state.now_s += measured.before_s;
     if (room >= 0) {
       IdleUntil<kAccount>(rank, c.taken_s[static_cast<size_t>(room % transport_.credits)],
                           WaitCause::kImbalance, channel, action);
     }
     ++c.sent;
+  } else {
+    state.now_s += measured.before_s;
   }
+  if (measured_ != nullptr)
+    Spend<kAccount>(rank, action, measured.own_s);
   Deliver(cell, channel, state.now_s, action);
   return true;
 }
@@ -386,6 +415,8 @@ bool Engine::Receive(int rank, const Action& action) {
       Wake(c.from);
     }
   }
+  if (measured_ != nullptr && cells_[static_cast<size_t>(cell)].arrival_s >= 0)
+    ranks_[static_cast<size_t>(rank)].now_s += MeasuredOf(rank, action).before_s;
   if (!Await<kAccount>(rank, cell, channel, action))
     return false;
   if (transport_.kind == TransportKind::kCredits) {
@@ -395,6 +426,8 @@ bool Engine::Receive(int rank, const Action& action) {
     if (WaitsFor(c.from, Block::kCredit, channel))
       Wake(c.from);
   }
+  if (measured_ != nullptr)
+    Spend<kAccount>(rank, action, MeasuredOf(rank, action).own_s);
   return true;
 }
 

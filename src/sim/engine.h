@@ -12,6 +12,7 @@
 #include "cost/cost_model.h"
 #include "schedule/schedule.h"
 #include "schedule/transport.h"
+#include "sim/simulate.h"
 #include "trace/timeline.h"
 
 namespace penstock::sim {
@@ -23,6 +24,10 @@ class Engine {
   // Keeps references to both. Errors as Simulate.
   static Result<Engine> Make(const schedule::Schedule& schedule, const cost::CostModel& costs,
                              const schedule::Transport& transport);
+
+  // Times of single actions instead of the cost model's; null: none. Kept by reference. Errors:
+  // kInvalidArgument (not one for each).
+  Result<> UseSeconds(const std::vector<std::vector<ActionSeconds>>* seconds);
 
   // Runs one step from the current state. With `totals` (one per rank) it adds up busy and idle
   // times; with `record` (one per rank) it also keeps slices, waits and messages.
@@ -102,6 +107,11 @@ class Engine {
   bool Do(int rank, const schedule::Action& action);
   template <bool kAccount>
   bool Compute(int rank, const schedule::Action& action);
+  // What the cost model gives no time.
+  template <bool kAccount>
+  bool Other(int rank, const schedule::Action& action);
+  template <bool kAccount>
+  void Spend(int rank, const schedule::Action& action, double seconds);
   template <bool kAccount>
   bool AwaitInputs(int rank, const schedule::Action& action, bool backward);
   template <bool kAccount>
@@ -119,6 +129,13 @@ class Engine {
   void IdleUntil(int rank, double until_s, trace::WaitCause cause, int channel,
                  const schedule::Action& action);
   double ArrivalOf(const Channel& channel, double sent_s);
+
+  ActionSeconds MeasuredOf(int rank, const schedule::Action& action) const {
+    if (measured_ == nullptr)
+      return {};
+    const auto r = static_cast<size_t>(rank);
+    return (*measured_)[r][static_cast<size_t>(&action - schedule_->ranks[r].data())];
+  }
 
   void BlockOn(int rank, Block block, int64_t id) {
     ranks_[static_cast<size_t>(rank)].block = block;
@@ -192,6 +209,7 @@ class Engine {
   int barrier_last_ = 0;
   int64_t messages_ = 0;
   int64_t message_bytes_ = 0;
+  const std::vector<std::vector<ActionSeconds>>* measured_ = nullptr;
   std::vector<trace::RankTotals>* totals_ = nullptr;
   std::vector<trace::RankTimeline>* record_ = nullptr;
 };

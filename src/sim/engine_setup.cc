@@ -115,6 +115,19 @@ Result<Engine> Engine::Make(const schedule::Schedule& schedule, const cost::Cost
   return engine;
 }
 
+Result<> Engine::UseSeconds(const std::vector<std::vector<ActionSeconds>>* seconds) {
+  measured_ = seconds;
+  bool fits = seconds == nullptr || seconds->size() == schedule_->ranks.size();
+  for (size_t r = 0; fits && seconds != nullptr && r < seconds->size(); ++r)
+    fits = (*seconds)[r].size() == schedule_->ranks[r].size();
+  if (!fits) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[sim.engine] seconds of other actions than {} has, wanted one of each",
+                     schedule_->name);
+  }
+  return {};
+}
+
 Result<> Engine::CheckAction(int rank, size_t position, const Action& action) const {
   if (action.kind == OpKind::kIdle || action.kind == OpKind::kBarrier)
     return {};

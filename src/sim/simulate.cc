@@ -157,6 +157,7 @@ trace::Timeline MakeTimeline(const Schedule& schedule, double makespan_s,
 Result<SimResult> Simulate(const Schedule& schedule, const cost::CostModel& costs,
                            const SimOptions& options) {
   PENSTOCK_TRY_ASSIGN(Engine engine, Engine::Make(schedule, costs, options.transport));
+  PENSTOCK_TRY(engine.UseSeconds(options.action_seconds));
   SimResult result;
   if (options.timeline && schedule.CountActions() > kMostKept / std::max(options.steps, 1)) {
     return MakeError(
@@ -178,7 +179,9 @@ Result<SimResult> Simulate(const Schedule& schedule, const cost::CostModel& cost
   result.messages = engine.messages();
   result.message_bytes = engine.message_bytes();
   FillRanks(totals, ActivationPeaks(schedule, costs), result);
-  const Bounds bounds = LowerBounds(schedule, costs, options.activation_limit);
+  const Bounds bounds = options.action_seconds == nullptr
+                            ? LowerBounds(schedule, costs, options.activation_limit)
+                            : Bounds();
   result.lower_bound_s = std::min(bounds.makespan_s, result.makespan_s);
   result.period_lower_bound_s = bounds.period_s;
   if (options.period || options.steps > 1) {

@@ -27,6 +27,12 @@
 
 namespace penstock::sim {
 
+// Of one action of a rank's program, as a run measured it.
+struct ActionSeconds {
+  double before_s = 0;  // what the rank does between the action before and this one, waits left out
+  double own_s = 0;     // of a RECV: once the message is there
+};
+
 struct SimOptions {
   schedule::Transport transport;  // of a lowered schedule; ignored for a compute-only one
   bool barrier = false;           // all ranks start each step together
@@ -36,6 +42,10 @@ struct SimOptions {
   // Most that a rank may hold, in shares (see RankResult); for the memory-limited bounds only. One
   // per rank, or empty.
   std::vector<double> activation_limit;
+  // Per rank and position in its program; also messages, sums and releases take time then, and the
+  // timeline has slices of them. Only waits follow from the rules. Null: the cost model's seconds.
+  // Bounds are not worked out with it.
+  const std::vector<std::vector<ActionSeconds>>* action_seconds = nullptr;
 };
 
 struct RankResult {
@@ -68,7 +78,7 @@ struct SimResult {
 
 // Errors: kInvalidSchedule (an index out of range, or no rank can go on: the message names what
 // each waits for), kInvalidArgument (costs that do not fit the schedule,
-// a timeline of more than 2^26 actions).
+// seconds of other than all actions, a timeline of more than 2^26 actions).
 // Cost: O(actions) per simulated step, at least 2 million actions a second on one core.
 Result<SimResult> Simulate(const schedule::Schedule& schedule, const cost::CostModel& costs,
                            const SimOptions& options = {});

@@ -326,6 +326,41 @@ TEST(Simulate, MeetsTheMemoryBoundOfItsOwnPeaks) {
   }
 }
 
+// Seconds of single actions that are those of the cost model change nothing; messages take theirs.
+TEST(Simulate, TakesSecondsOfSingleActions) {
+  for (const char* name : {"1f1b", "zb-v", "interleaved-1f1b"}) {
+    const Schedule lowered = schedule::AddCommunication(Make(name, 4, 8), {.credits = 2}).value();
+    const CostModel costs =
+        MakeUniformCost({1, 1.5, 0.75, -1, 0.25}, lowered.num_stages(), lowered.chunks());
+    std::vector<std::vector<ActionSeconds>> seconds;
+    for (const auto& program : lowered.ranks) {
+      std::vector<ActionSeconds>& of_rank = seconds.emplace_back();
+      for (const Action& a : program)
+        of_rank.push_back(
+            {0, schedule::IsCompute(a.kind) ? costs.StageSeconds(a.kind, a.stage) : 0});
+    }
+    SimOptions options;
+    options.transport.credits = 2;
+    const SimResult by_model = Simulate(lowered, costs, options).value();
+    options.action_seconds = &seconds;
+    const SimResult by_action = Simulate(lowered, costs, options).value();
+    EXPECT_NEAR(by_action.makespan_s, by_model.makespan_s, 1e-9) << name;
+    EXPECT_NEAR(by_action.period_s, by_model.period_s, 1e-9) << name;
+    EXPECT_NEAR(by_action.bubble_ratio, by_model.bubble_ratio, 1e-9) << name;
+
+    // The first rank's first two messages: one takes 10 s, before the other there is a gap of 5 s.
+    const std::vector<Action>& program = lowered.ranks[0];
+    const auto is_send = [](const Action& a) { return schedule::IsSend(a.kind); };
+    const auto first = std::find_if(program.begin(), program.end(), is_send);
+    const auto second = std::find_if(first + 1, program.end(), is_send);
+    seconds[0][static_cast<size_t>(first - program.begin())].own_s = 10;
+    seconds[0][static_cast<size_t>(second - program.begin())].before_s = 5;
+    EXPECT_GE(Simulate(lowered, costs, options).value().makespan_s, by_model.makespan_s + 10);
+    seconds[0].pop_back();
+    EXPECT_FALSE(Simulate(lowered, costs, options).ok());
+  }
+}
+
 TEST(Simulate, StartsEveryStepTogetherBehindABarrier) {
   for (const char* name : {"1f1b", "zb-h2", "zb-v", "dualpipe-v"}) {
     SimOptions options;
