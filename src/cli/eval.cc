@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "cli/model_flags.h"
+#include "cli/setup_watch.h"
 #include "cli/train_flags.h"
 #include "cli/verbs.h"
 #include "train/eval_run.h"
@@ -17,6 +18,11 @@ Result<> Run(const TrainFlags& flags, std::unique_ptr<comm::Channel> channel) {
   PENSTOCK_TRY_ASSIGN(const train::TrainConfig config, ReadConfig(flags));
   PENSTOCK_TRY_ASSIGN(const train::TrainOptions options, ToTrainOptions(flags));
   const bool speaks = channel == nullptr || channel->rank() == 0;
+  const SetupWatch watch(ExitStatus(ErrorCode::kInterrupted), [&] {
+    if (speaks) {
+      fmt::print(stderr, "penstock eval: {}\n", InterruptedError().message);
+    }
+  });
   PENSTOCK_TRY_ASSIGN(const train::EvalOutcome outcome,
                       train::RunEvaluation(config, options, std::move(channel)));
   if (!speaks) {

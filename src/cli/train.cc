@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <memory>
 
 #include "base/file.h"
@@ -13,9 +14,11 @@
 #include "base/units.h"
 #include "cli/model_flags.h"
 #include "cli/run_report.h"
+#include "cli/setup_watch.h"
 #include "cli/train_flags.h"
 #include "cli/verbs.h"
 #include "trace/chrome.h"
+#include "train/checkpoint.h"
 #include "train/log.h"
 #include "train/run.h"
 
@@ -230,13 +233,38 @@ Result<> WriteTraces(const TrainVerbFlags& flags, const train::TrainOutcome& out
   return {};
 }
 
+// A run that ends before its first step.
+void SayInterrupted(bool json, const train::TrainConfig& config) {
+  const std::string& folder = config.train.folder;
+  const std::vector<int64_t> steps =
+      folder.empty() ? std::vector<int64_t>() : train::CheckpointSteps(folder);
+  const std::string newest =
+      steps.empty()
+          ? std::string()
+          : (std::filesystem::path(folder) / train::CheckpointName(steps.back())).string();
+  fmt::print(stderr, "{}interrupted before the first step: nothing was trained, no checkpoint {}\n",
+             ::isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "",
+             newest.empty() ? "written" : "written; " + newest + " is as it was");
+  if (json) {
+    PrintJson({{"finish_reason", "interrupted"},
+               {"checkpoint", newest.empty() ? Json(nullptr) : Json(newest)},
+               {"last", nullptr}});
+  }
+}
+
 Result<> Run(const TrainVerbFlags& flags, std::unique_ptr<comm::Channel> channel) {
   PENSTOCK_TRY_ASSIGN(const train::TrainConfig config, ReadConfig(flags.train));
   PENSTOCK_TRY_ASSIGN(train::TrainOptions options, ToTrainOptions(flags.train));
   options.resume = flags.resume;
   options.keep_trace = !flags.trace_file.empty();
-  if (channel != nullptr && channel->rank() > 0) {
-    return train::RunTrainingWorker(config, options, std::move(channel));
+  const bool speaks = channel == nullptr || channel->rank() == 0;
+  SetupWatch watch(0, [&] {
+    if (speaks) {
+      SayInterrupted(flags.train.common.json, config);
+    }
+  });
+  if (!speaks) {
+    return train::RunTrainingWorker(config, options, std::move(channel), [&] { watch.Over(); });
   }
   const int64_t ranks = config.pipeline.stages * config.pipeline.replicas;
   if (channel == nullptr && ranks > 1 &&
@@ -262,6 +290,7 @@ Result<> Run(const TrainVerbFlags& flags, std::unique_ptr<comm::Channel> channel
   };
   hooks.events.on_note = [&](const std::string& text) { progress.Note(text); };
   hooks.events.interrupted = [] { return Interrupted(); };
+  hooks.events.on_ready = [&watch] { watch.Over(); };
   PENSTOCK_TRY_ASSIGN(const train::TrainOutcome outcome,
                       train::RunTraining(config, options, std::move(channel), hooks));
   if (outcome.report.already_finished) {

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -212,51 +211,6 @@ Result<CheckpointFile> WriteSmallFile(const std::string& folder, const std::stri
   return file.Close(name);
 }
 
-// What the thread leaves behind.
-struct CheckpointWriter::Shared {
-  std::atomic<bool> finished = false;
-  std::optional<Result<std::vector<CheckpointFile>>> result;
-};
-
-CheckpointWriter::~CheckpointWriter() {
-  if (thread_.joinable()) {
-    thread_.join();
-  }
-}
-
-void CheckpointWriter::Start(std::string folder, std::vector<Part> parts) {
-  PENSTOCK_CHECK(!busy(), "one checkpoint is written at a time");
-  shared_ = std::make_shared<Shared>();
-  thread_ = std::thread([shared = shared_, folder = std::move(folder), parts = std::move(parts)] {
-    std::vector<CheckpointFile> files;
-    std::optional<Error> error;
-    for (const Part& part : parts) {
-      auto file = WriteTensors(folder, part.name, part.tensors);
-      if (!file.ok()) {
-        error = file.error();
-        break;
-      }
-      files.push_back(std::move(file).value());
-    }
-    if (error.has_value()) {
-      shared->result.emplace(std::move(*error));
-    } else {
-      shared->result.emplace(std::move(files));
-    }
-    shared->finished.store(true, std::memory_order_release);
-  });
-}
-
-bool CheckpointWriter::Finished() const {
-  return shared_ != nullptr && shared_->finished.load(std::memory_order_acquire);
-}
-
-Result<std::vector<CheckpointFile>> CheckpointWriter::Wait() {
-  PENSTOCK_CHECK(busy(), "a checkpoint is being written");
-  thread_.join();
-  return std::move(*shared_->result);
-}
-
 std::string CheckpointName(int64_t step) {
   return fmt::format("step-{:08d}", step);
 }
@@ -377,6 +331,18 @@ void RemoveCheckpoint(const std::string& folder, int64_t step) {
   fs::remove_all(old, code);
   fs::rename(from, old, code);
   fs::remove_all(code ? from : old, code);
+}
+
+std::string SetCheckpointAside(const std::string& folder, int64_t step) {
+  const fs::path from = fs::path(folder) / CheckpointName(step);
+  const fs::path to = fs::path(folder) / fmt::format("not-finite-{:08d}", step);
+  std::error_code code;
+  if (!fs::exists(from, code)) {
+    return "";
+  }
+  fs::remove_all(to, code);
+  fs::rename(from, to, code);
+  return code ? std::string() : to.string();
 }
 
 Result<> Checkpoint::AddFile(const std::string& name) {

@@ -9,9 +9,9 @@
 //                                         NAME.exp_avg[begin:end]
 //
 // Each rank writes its files into FOLDER/.partial-STEP beside training and syncs them; then rank 0
-// writes the rest, syncs, renames the folder and syncs FOLDER. So a folder with its final name is
-// complete, whenever a process is killed. Names are global: any number of ranks, any cut and any
-// schedule reads what another one wrote.
+// writes the rest, syncs, renames the folder and syncs FOLDER (checkpoint_writer.h). So a folder
+// with its final name is complete, whenever a process is killed. Names are global: any number of
+// ranks, any cut and any schedule reads what another one wrote.
 
 #pragma once
 
@@ -21,7 +21,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -64,34 +63,6 @@ Result<CheckpointFile> WriteTensors(const std::string& folder, const std::string
 Result<CheckpointFile> WriteSmallFile(const std::string& folder, const std::string& name,
                                       std::string_view content);
 
-// Writes a rank's tensors on a thread of its own. The tensors must not change until Wait or a
-// finished Poll. Not thread-safe.
-class CheckpointWriter {
- public:
-  CheckpointWriter() = default;
-  ~CheckpointWriter();
-
-  struct Part {
-    std::string name;  // of the file
-    std::vector<CheckpointTensor> tensors;
-  };
-
-  // REQUIRES: not busy.
-  void Start(std::string folder, std::vector<Part> parts);
-
-  bool busy() const { return thread_.joinable(); }
-
-  // Whether the thread has ended (Wait then returns at once).
-  bool Finished() const;
-  // What was written. REQUIRES: busy.
-  Result<std::vector<CheckpointFile>> Wait();
-
- private:
-  struct Shared;
-  std::thread thread_;
-  std::shared_ptr<Shared> shared_;
-};
-
 std::string CheckpointName(int64_t step);  // "step-00000020"
 std::string PartialFolder(const std::string& folder, int64_t step);
 
@@ -127,6 +98,11 @@ std::vector<int64_t> CheckpointSteps(const std::string& folder);
 Result<> CommitCheckpoint(const std::string& folder, const CheckpointManifest& manifest);
 
 void RemoveCheckpoint(const std::string& folder, int64_t step);
+
+// Weights that the step after them can't be run with are no checkpoint to go on from: the folder
+// gets the name that is returned, which nothing looks for. Empty: there is none, or it can't be
+// renamed.
+std::string SetCheckpointAside(const std::string& folder, int64_t step);
 
 // A checkpoint opened for reading.
 class Checkpoint {

@@ -1,9 +1,10 @@
-#include "train/checkpoint.h"
+#include "train/checkpoint_writer.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
+#include <thread>
 
 #include "base/file.h"
 
@@ -27,22 +28,31 @@ class CheckpointTest : public ::testing::Test {
     const std::vector<float> a = {1, 2, 3, static_cast<float>(step)};
     const std::vector<float> b = {5, 6};
     ASSERT_TRUE(MakePartial(folder_, step).ok());
-    CheckpointWriter writer;
-    writer.Start(PartialFolder(folder_, step),
-                 {{"model-00001-of-00002.safetensors", {{"a", {2, 2}, a}}},
-                  {"model-00002-of-00002.safetensors", {{"b", {2}, b}}},
-                  {"optimizer-00001-of-00001.safetensors",
-                   {{"b.exp_avg[1:2]", {1}, std::span(b).last(1)},
-                    {"b.exp_avg[0:1]", {1}, std::span(b).first(1)},
-                    {"a.exp_avg", {2, 2}, a}}}});
+    CheckpointJob second{
+        folder_, step, 1, {{"model-00002-of-00002.safetensors", {{"b", {2}, b}}}}, {}};
+    CheckpointJob first{folder_,
+                        step,
+                        0,
+                        {{"model-00001-of-00002.safetensors", {{"a", {2, 2}, a}}},
+                         {"optimizer-00001-of-00001.safetensors",
+                          {{"b.exp_avg[1:2]", {1}, std::span(b).last(1)},
+                           {"b.exp_avg[0:1]", {1}, std::span(b).first(1)},
+                           {"a.exp_avg", {2, 2}, a}}}},
+                        CheckpointCommit{}};
     CheckpointManifest manifest;
     manifest.step = step;
     manifest.cursor = step * 10;
     manifest.seed = 42;
     manifest.identity = "one\ntwo\n";
     manifest.instruction_set = "avx2";
-    manifest.files = writer.Wait().value();
-    ASSERT_TRUE(CommitCheckpoint(folder_, manifest).ok());
+    first.commit->manifest = manifest;
+    first.commit->small_files = {{"config.json", "{}"}};
+    first.commit->others = {1};
+    CheckpointWriter writers[2];
+    writers[0].Start(std::move(first), false);
+    writers[1].Start(std::move(second), false);
+    ASSERT_TRUE(writers[1].Wait().ok());
+    ASSERT_TRUE(writers[0].Wait().ok());
   }
 
   std::string Path(int64_t step, const std::string& file = "") const {
@@ -126,6 +136,46 @@ TEST_F(CheckpointTest, ASecondCheckpointOfAStepReplacesTheFirst) {
   Save(10);
   EXPECT_EQ(FindCheckpoint(folder_)->step, 10);
   EXPECT_TRUE(FindCheckpoint(folder_)->damaged.empty());
+}
+
+TEST_F(CheckpointTest, AHeldCheckpointGetsItsNameWhenItIsReleased) {
+  ASSERT_TRUE(MakePartial(folder_, 10).ok());
+  CheckpointWriter writer;
+  CheckpointJob job{folder_, 10, 0, {}, CheckpointCommit{}};
+  job.commit->manifest.step = 10;
+  writer.Start(std::move(job), true);
+  while (!writer.Written()) {
+    std::this_thread::yield();
+  }
+  EXPECT_FALSE(FileExists(Path(10)));
+  writer.Release();
+  ASSERT_TRUE(writer.Wait().ok());
+  EXPECT_EQ(FindCheckpoint(folder_)->step, 10);
+}
+
+TEST_F(CheckpointTest, WhatIsGivenUpOrLacksARankGetsNoName) {
+  ASSERT_TRUE(MakePartial(folder_, 10).ok());
+  CheckpointJob job{folder_, 10, 0, {}, CheckpointCommit{}};
+  job.commit->others = {1};
+  {
+    CheckpointWriter given_up;
+    given_up.Start(job, false);
+  }
+  CheckpointWriter writer;
+  writer.Start(std::move(job), false);
+  writer.ExpectNotes(0);
+  const Result<> result = writer.Wait();
+  ASSERT_FALSE(result.ok());
+  EXPECT_NE(result.error().message.find("rank 1"), std::string::npos) << result.error().message;
+  EXPECT_TRUE(CheckpointSteps(folder_).empty());
+}
+
+TEST_F(CheckpointTest, OneThatIsSetAsideIsLookedForNoMore) {
+  Save(10);
+  Save(20);
+  EXPECT_TRUE(FileExists(SetCheckpointAside(folder_, 20)));
+  EXPECT_EQ(FindCheckpoint(folder_)->step, 10);
+  EXPECT_EQ(SetCheckpointAside(folder_, 30), "");
 }
 
 TEST_F(CheckpointTest, AFileThatCannotBeWrittenSaysWhy) {

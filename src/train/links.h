@@ -45,7 +45,8 @@ class Links {
   Result<> SendReport(int64_t step, std::span<const double> numbers);
   Result<std::vector<double>> ReceiveReport(int32_t source, int64_t step);
 
-  // A short text to rank 0 at any time; TakeNote gives the oldest of any rank, if one is there.
+  // A short text to rank 0 at any time, at most kNoteCredits that are not taken; TakeNote gives the
+  // oldest of any rank, if one is there.
   Result<> SendNote(std::string_view text);
   Result<std::optional<std::string>> TakeNote(int32_t source, bool wait);
 

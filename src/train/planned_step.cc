@@ -3,141 +3,261 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "base/statistics.h"
-#include "sim/costs_from_trace.h"
 #include "sim/simulate.h"
 
 namespace penstock::train {
 namespace {
 
+using schedule::Action;
 using schedule::OpKind;
+using schedule::Schedule;
+using sim::ActionSeconds;
 using trace::RankTimeline;
+using Seconds = std::vector<std::vector<ActionSeconds>>;  // per rank and position
 
-// Of the sums over `steps` steps that the slices of one kind take on a rank; they come in order.
-std::vector<double> PerStep(const std::vector<const trace::Slice*>& slices, int steps) {
-  std::vector<double> sums(static_cast<size_t>(steps), 0.0);
-  const size_t each = slices.size() / static_cast<size_t>(steps);
-  for (size_t i = 0; each > 0 && i < each * static_cast<size_t>(steps); ++i) {
-    sums[i / each] += slices[i]->end_s - slices[i]->start_s;
-  }
-  return sums;
+// Sums of one stage (two copies of its weights) or of one tied tensor.
+using SumKey = std::pair<int32_t, int32_t>;
+
+SumKey KeyOf(const Action& action) {
+  return {action.value, action.value == 0 ? action.stage.value() : -1};
 }
 
-std::vector<const trace::Slice*> SlicesOf(const RankTimeline& part, OpKind kind) {
-  std::vector<const trace::Slice*> found;
-  for (const trace::Slice& slice : part.slices) {
-    if (slice.action.kind == kind) {
-      found.push_back(&slice);
+// Sums that several ranks of a replica take part in.
+std::map<SumKey, int> RanksOfSums(const Schedule& schedule) {
+  std::map<SumKey, int> ranks;
+  for (const auto& program : schedule.ranks) {
+    std::map<SumKey, int> here;
+    for (const Action& action : program) {
+      if (action.kind == OpKind::kReduceGrad) {
+        here[KeyOf(action)] = 1;
+      }
+    }
+    for (const auto& [key, one] : here) {
+      ranks[key] += one;
     }
   }
-  return found;
+  return ranks;
 }
 
-// Seconds of a step in which gradients are summed over ranks. All holders end about together, so
-// the rank that came last has waited for nobody.
-double ReductionSeconds(const std::vector<RankTimeline>& parts, int steps) {
-  std::vector<double> shortest;
-  for (const RankTimeline& part : parts) {
-    const auto slices = SlicesOf(part, OpKind::kReduceGrad);
-    if (slices.empty()) {
+bool SameAction(const Action& a, const Action& b) {
+  return a.kind == b.kind && a.stage == b.stage && a.micro_batch == b.micro_batch &&
+         a.slice == b.slice && a.value == b.value && a.peer_stage == b.peer_stage;
+}
+
+// Seconds of each action of one rank's program in one step.
+Result<std::vector<ActionSeconds>> SecondsOf(const std::vector<Action>& program,
+                                             const MeasuredStep& step) {
+  std::vector<ActionSeconds> seconds;
+  auto slice = step.timeline.slices.begin();
+  auto wait = step.timeline.waits.begin();
+  double at_s = step.begin_s;
+  for (const Action& action : program) {
+    ActionSeconds& one = seconds.emplace_back();
+    if (action.kind == OpKind::kIdle) {
       continue;
     }
-    const std::vector<double> sums = PerStep(slices, steps);
-    shortest.resize(sums.size(), sums[0]);
-    for (size_t s = 0; s < sums.size(); ++s) {
-      shortest[s] = &part == &parts.front() ? sums[s] : std::min(shortest[s], sums[s]);
+    if (slice == step.timeline.slices.end() || !SameAction(slice->action, action)) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[train.plan] {}: no slice of {} where the program has it",
+                       step.timeline.name, schedule::ActionText(action));
     }
-  }
-  return shortest.empty() ? 0 : Median(std::move(shortest));
-}
-
-std::vector<double> OptimizerSeconds(const std::vector<RankTimeline>& parts, int stages) {
-  std::map<int32_t, std::vector<double>> times;
-  for (const RankTimeline& part : parts) {
-    for (const trace::Slice* slice : SlicesOf(part, OpKind::kOptimizer)) {
-      times[slice->action.stage.value()].push_back(slice->end_s - slice->start_s);
+    double waited_s = 0;
+    for (; wait != step.timeline.waits.end() && wait->start_s < slice->start_s; ++wait) {
+      waited_s += std::min(wait->end_s, slice->start_s) - std::max(wait->start_s, at_s);
     }
+    one.before_s = std::max(0.0, slice->start_s - at_s - waited_s);
+    one.own_s = slice->end_s - slice->start_s;
+    at_s = slice->end_s;
+    ++slice;
   }
-  std::vector<double> seconds(static_cast<size_t>(stages), 0.0);
-  for (auto& [stage, all] : times) {
-    seconds[static_cast<size_t>(stage)] = Median(std::move(all));
+  if (!seconds.empty()) {
+    seconds.front().before_s += std::max(0.0, step.end_s - at_s);  // steps follow each other
   }
   return seconds;
 }
 
-// Seconds of work of all ranks in one step.
-double BusySeconds(const std::vector<RankTimeline>& parts, int steps) {
-  double busy = 0;
-  for (const RankTimeline& part : parts) {
-    std::map<std::tuple<int32_t, OpKind>, std::vector<double>> times;
-    for (const trace::Slice& slice : part.slices) {
-      if (trace::IsWork(slice.action.kind)) {
-        times[{slice.action.stage.value(), slice.action.kind}].push_back(slice.end_s -
-                                                                         slice.start_s);
+// All holders of a sum end about together, so the rank that came last has waited for nobody: what
+// it took is what the sum takes.
+void TakeShortestSums(const Schedule& schedule, const std::map<SumKey, int>& ranks,
+                      Seconds& seconds) {
+  std::map<SumKey, double> shortest;
+  for (size_t r = 0; r < seconds.size(); ++r) {
+    std::map<SumKey, double> here;
+    for (size_t i = 0; i < seconds[r].size(); ++i) {
+      const Action& action = schedule.ranks[r][i];
+      if (action.kind == OpKind::kReduceGrad && ranks.at(KeyOf(action)) > 1) {
+        here[KeyOf(action)] += std::exchange(seconds[r][i].own_s, 0);
       }
     }
-    for (auto& [key, all] : times) {
-      const auto count = static_cast<double>(all.size());
-      busy += Median(std::move(all)) * count / steps;
+    for (const auto& [key, sum_s] : here) {
+      const auto [it, first] = shortest.try_emplace(key, sum_s);
+      it->second = std::min(it->second, sum_s);
     }
   }
-  return busy;
+  for (size_t r = 0; r < seconds.size(); ++r) {
+    std::map<SumKey, double> left = shortest;
+    for (size_t i = 0; i < seconds[r].size(); ++i) {
+      const Action& action = schedule.ranks[r][i];
+      if (action.kind == OpKind::kReduceGrad && left.contains(KeyOf(action))) {
+        seconds[r][i].own_s = std::exchange(left[KeyOf(action)], 0);
+      }
+    }
+  }
 }
 
-// The optimizer's work stands at the last OPT of a rank, once all ranks are there.
-schedule::Schedule WithNormBarrier(schedule::Schedule schedule) {
-  for (auto& program : schedule.ranks) {
-    const auto last = std::find_if(program.rbegin(), program.rend(), [](const auto& action) {
+// A rank's place in the program where all ranks wait for each other.
+void InsertBarrier(Schedule& schedule, Seconds& seconds, size_t rank, size_t position) {
+  auto& program = schedule.ranks[rank];
+  program.insert(program.begin() + static_cast<std::ptrdiff_t>(position),
+                 schedule::MakeAction(OpKind::kBarrier, StageId(), MicroBatchId(0)));
+  seconds[rank].insert(seconds[rank].begin() + static_cast<std::ptrdiff_t>(position),
+                       ActionSeconds());
+}
+
+// Sums between ranks stand at the end of the lists and begin when all are there; the optimizer's
+// work stands at the last OPT of a rank, and begins when all know the norm.
+void InsertBarriers(Schedule& schedule, Seconds& seconds, const std::map<SumKey, int>& ranks,
+                    bool norm) {
+  const bool sums =
+      std::any_of(ranks.begin(), ranks.end(), [](const auto& sum) { return sum.second > 1; });
+  for (size_t r = 0; r < schedule.ranks.size(); ++r) {
+    const auto& program = schedule.ranks[r];
+    const auto last = std::find_if(program.rbegin(), program.rend(), [](const Action& action) {
       return action.kind == OpKind::kOptimizer;
     });
-    program.insert(last == program.rend() ? program.end() : std::prev(last.base()),
-                   schedule::MakeAction(OpKind::kBarrier, StageId(), MicroBatchId(0)));
+    const size_t norm_at =
+        last == program.rend() ? program.size() : static_cast<size_t>(program.rend() - last) - 1;
+    const auto sum = std::find_if(program.begin(), program.end(), [&](const Action& action) {
+      return action.kind == OpKind::kReduceGrad && ranks.at(KeyOf(action)) > 1;
+    });
+    const size_t sum_at = std::min(norm_at, static_cast<size_t>(sum - program.begin()));
+    if (norm) {
+      InsertBarrier(schedule, seconds, r, norm_at);
+    }
+    if (sums) {
+      InsertBarrier(schedule, seconds, r, sum_at);
+    }
   }
-  return schedule;
 }
 
-void ShiftOptimizer(trace::Timeline& timeline, double by_s) {
-  for (RankTimeline& rank : timeline.ranks) {
-    for (trace::Slice& slice : rank.slices) {
-      if (slice.action.kind == OpKind::kOptimizer) {
-        slice.start_s += by_s;
-        slice.end_s += by_s;
+double BusySeconds(const std::vector<MeasuredStep>& step) {
+  double busy_s = 0;
+  for (const MeasuredStep& rank : step) {
+    for (const trace::Slice& slice : rank.timeline.slices) {
+      busy_s += trace::IsWork(slice.action.kind) ? slice.end_s - slice.start_s : 0;
+    }
+  }
+  return busy_s;
+}
+
+// When each SEND of a step had handed its message over: by sending stage, receiving rank and what
+// it carries.
+using SendKey = std::tuple<int32_t, int32_t, int32_t, OpKind, int32_t, int32_t>;
+
+SendKey KeyOfSend(const Action& send) {
+  return {send.stage.value(),
+          schedule::PeerStage(send).value(),
+          send.micro_batch.value(),
+          send.kind,
+          send.slice,
+          send.value};
+}
+
+// From the end of a SEND to the receiver's going on, where it waited already.
+void AddLatencies(const std::vector<MeasuredStep>& step,
+                  std::map<std::pair<int, int>, std::vector<double>>& latencies) {
+  std::map<SendKey, double> sent;
+  for (const MeasuredStep& rank : step) {
+    for (const trace::Slice& slice : rank.timeline.slices) {
+      if (schedule::IsSend(slice.action.kind)) {
+        sent[KeyOfSend(slice.action)] = slice.end_s;
       }
     }
   }
+  for (size_t r = 0; r < step.size(); ++r) {
+    const RankTimeline& timeline = step[r].timeline;
+    for (const trace::Message& message : timeline.received) {
+      const auto it = sent.find(KeyOfSend(message.action));
+      if (it == sent.end()) {
+        continue;
+      }
+      // Waits end where the message was taken.
+      const auto after =
+          std::upper_bound(timeline.waits.begin(), timeline.waits.end(), message.arrived_s - 1e-12,
+                           [](double at_s, const trace::Wait& wait) { return at_s < wait.end_s; });
+      const bool waited = after != timeline.waits.end() && after->start_s < it->second &&
+                          after->start_s < message.arrived_s;
+      if (waited) {
+        latencies[{message.from.value() % static_cast<int>(step.size()), static_cast<int>(r)}]
+            .push_back(std::max(0.0, message.arrived_s - it->second));
+      }
+    }
+  }
+}
+
+cost::CostModel CostsOf(const Schedule& schedule,
+                        const std::vector<std::vector<MeasuredStep>>& steps) {
+  cost::CostModel costs;
+  costs.stages.resize(static_cast<size_t>(schedule.num_stages()));
+  std::map<std::pair<int, int>, std::vector<double>> latencies;
+  for (const auto& step : steps) {
+    AddLatencies(step, latencies);
+  }
+  std::vector<double> all;
+  for (auto& [pair, times] : latencies) {
+    all.insert(all.end(), times.begin(), times.end());
+    costs.links[pair] = {Median(std::move(times)), 0, false};
+  }
+  costs.link.latency_s = all.empty() ? 0 : Median(std::move(all));
+  return costs;
 }
 
 }  // namespace
 
-Result<PlannedStep> PlanStep(const schedule::Schedule& schedule, std::vector<RankTimeline> parts,
-                             int steps, bool barrier) {
-  const double reduce_s = ReductionSeconds(parts, steps);
-  const double busy_s = BusySeconds(parts, steps);
-  const auto ranks = static_cast<double>(parts.size());
-  const std::vector<double> optimizer_s = OptimizerSeconds(parts, schedule.num_stages());
-  trace::Timeline timeline = trace::MergeRanks("calibration", std::move(parts));
-  timeline.measured = true;
-  PENSTOCK_TRY_ASSIGN(cost::CostModel costs, sim::CostsFromTimeline(timeline));
-  costs.stages.resize(optimizer_s.size());
-  for (size_t s = 0; s < optimizer_s.size(); ++s) {
-    costs.stages[s].optimizer_s = optimizer_s[s];
+Result<PlannedStep> PlanStep(const Schedule& schedule,
+                             const std::vector<std::vector<MeasuredStep>>& steps, bool barrier) {
+  if (steps.empty()) {
+    return MakeError(ErrorCode::kInvalidArgument, "[train.plan] no step was measured, wanted one");
   }
-  sim::SimOptions options;
-  options.transport.credits = 2;
-  options.timeline = true;
-  options.barrier = barrier;
-  PENSTOCK_TRY_ASSIGN(
-      sim::SimResult simulated,
-      sim::Simulate(barrier ? WithNormBarrier(schedule) : schedule, costs, options));
-  PlannedStep planned;
-  planned.step_s = (barrier ? simulated.makespan_s : simulated.period_s) + reduce_s;
-  planned.bubble_ratio = std::clamp(1 - busy_s / (ranks * planned.step_s), 0.0, 1.0);
-  planned.timeline = std::move(simulated.timeline);
-  if (planned.timeline.has_value()) {
-    ShiftOptimizer(*planned.timeline, reduce_s);
+  const cost::CostModel costs = CostsOf(schedule, steps);
+  const std::map<SumKey, int> sums = RanksOfSums(schedule);
+  std::vector<PlannedStep> plans;
+  for (const std::vector<MeasuredStep>& step : steps) {
+    Schedule program = schedule;
+    Seconds seconds;
+    for (size_t r = 0; r < step.size() && r < program.ranks.size(); ++r) {
+      PENSTOCK_TRY_ASSIGN(std::vector<ActionSeconds> of_rank, SecondsOf(program.ranks[r], step[r]));
+      seconds.push_back(std::move(of_rank));
+    }
+    TakeShortestSums(program, sums, seconds);
+    InsertBarriers(program, seconds, sums, barrier);
+    sim::SimOptions options;
+    options.transport.credits = 2;
+    options.timeline = true;
+    options.action_seconds = &seconds;
+    PENSTOCK_TRY_ASSIGN(sim::SimResult simulated, sim::Simulate(program, costs, options));
+    PlannedStep& plan = plans.emplace_back();
+    plan.step_s = simulated.period_s;
+    const double all_s = static_cast<double>(step.size()) * plan.step_s;
+    plan.bubble_ratio = std::clamp(1 - BusySeconds(step) / all_s, 0.0, 1.0);
+    plan.timeline = std::move(simulated.timeline);
   }
-  return planned;
+  std::vector<double> bubbles;
+  for (const PlannedStep& plan : plans) {
+    bubbles.push_back(plan.bubble_ratio);
+  }
+  std::vector<double> times;
+  for (const PlannedStep& plan : plans) {
+    times.push_back(plan.step_s);
+  }
+  const auto middle = plans.begin() + static_cast<std::ptrdiff_t>((plans.size() - 1) / 2);
+  std::nth_element(plans.begin(), middle, plans.end(),
+                   [](const PlannedStep& a, const PlannedStep& b) { return a.step_s < b.step_s; });
+  return PlannedStep{Median(std::move(times)), Median(std::move(bubbles)),
+                     std::move(middle->timeline)};
 }
 
 }  // namespace penstock::train

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <thread>
+#include <utility>
 
 #include "base/log.h"
 #include "base/progress.h"
@@ -16,8 +18,10 @@ namespace penstock::train {
 namespace {
 
 constexpr size_t kTraceSteps = 3;
-constexpr int kCalibratingSteps = 6;  // beside the first one
-constexpr double kCalibratingS = 4;   // no further step that would end later
+constexpr size_t kCalibratingSteps = 6;   // beside the first one
+constexpr double kCalibratingS = 4;       // no further step that would end later
+constexpr double kShortCalibratingS = 1;  // more steps where they are shorter
+constexpr size_t kMostCalibratingSteps = 64;
 
 size_t SlicesPerStep(const TrainSetup& setup) {
   size_t most = 0;
@@ -33,16 +37,6 @@ Error WhileRunning(Error error) {
     error.code = ErrorCode::kInternal;
   }
   return error;
-}
-
-Result<CheckpointFile> ParseWritten(const std::string& line) {
-  const size_t a = line.find(' ');
-  const size_t b = line.find(' ', a + 1);
-  if (a == std::string::npos || b == std::string::npos) {
-    return MakeError(ErrorCode::kInternal, "[train.loop] a note '{}' that cannot be read", line);
-  }
-  return CheckpointFile{line.substr(b + 1), std::atoll(line.c_str()),
-                        line.substr(a + 1, b - a - 1)};
 }
 
 }  // namespace
@@ -75,7 +69,8 @@ Result<std::unique_ptr<RankLoop>> RankLoop::Create(const TrainSetup& setup, Rank
   PENSTOCK_TRY_ASSIGN(loop->optimizer_, RankOptimizer::Create(setup, *loop->rank_, *loop->training_,
                                                               loop->links_, account));
   loop->optimizer_->set_before_change([loop = loop.get()]() -> Result<> {
-    return loop->writer_.busy() ? loop->TakeWritten(true) : Result<>();
+    loop->AwaitWritten();
+    return {};
   });
   return loop;
 }
@@ -121,14 +116,15 @@ Result<std::optional<Checkpoint>> RankLoop::Load() {
 // Steps that change nothing. The first one touches memory for the first time; where steps are
 // short, more follow, and the first is left out.
 Result<> RankLoop::Calibrate() {
-  const StepBatch batch = setup_.dataset->Step(setup_.config.pipeline, start_.step + 1,
-                                               links_.replica(), setup_.shifts());
   optimizer_->set_calibrating(true);
-  trace::RankTimeline measured;
-  int steps = 0;
+  std::vector<MeasuredStep> measured;
+  bool cold = true;
   const double begin_s = recorder_.Now();
   for (bool more = true; more;) {
-    const double step_begin_s = recorder_.Now();
+    MeasuredStep step;
+    step.begin_s = recorder_.Now();
+    const StepBatch batch = setup_.dataset->Step(setup_.config.pipeline, start_.step + 1,
+                                                 links_.replica(), setup_.shifts());
     optimizer_->BeginStep(0, false);
     const auto result = rank_->RunStep({0, batch.micro_batches, batch.counted, batch.counted_later},
                                        optimizer_.get());
@@ -139,10 +135,10 @@ Result<> RankLoop::Calibrate() {
                              "[train.loop] step {}, tried before the run (as step 0): {}",
                              start_.step + 1, result.error().message);
     }
-    trace::RankTimeline one = recorder_.Take();
-    const double now_s = recorder_.Now();
+    step.end_s = recorder_.Now();
+    step.timeline = recorder_.Take();
     // The same decision everywhere: by the slowest rank.
-    const std::vector<double> times = {now_s - begin_s, now_s - step_begin_s};
+    const std::vector<double> times = {step.end_s - begin_s, step.end_s - step.begin_s};
     PENSTOCK_TRY(links_.Post(0, times));
     PENSTOCK_TRY_ASSIGN(const auto all, links_.Collect(0, times));
     double spent_s = 0;
@@ -151,29 +147,40 @@ Result<> RankLoop::Calibrate() {
       spent_s = std::max(spent_s, numbers.at(0));
       step_s = std::max(step_s, numbers.at(1));
     }
-    if (steps == 1) {
-      measured = {};
+    if (measured.size() == 1 && std::exchange(cold, false)) {
+      measured.clear();
     }
-    Append(measured, std::move(one));
-    ++steps;
-    more = steps <= kCalibratingSteps && spent_s + step_s < kCalibratingS;
+    measured.push_back(std::move(step));
+    const size_t done = measured.size() + (cold ? 0 : 1);
+    more = (done <= kCalibratingSteps || spent_s < kShortCalibratingS) &&
+           done < kMostCalibratingSteps && spent_s + step_s < kCalibratingS;
   }
   optimizer_->set_calibrating(false);
-  return PlanFrom(measured, std::max(1, steps - 1));
+  return PlanFrom(measured);
 }
 
 // Rank 0 simulates a step from what the calibration measured on the ranks of the first replica.
-Result<> RankLoop::PlanFrom(const trace::RankTimeline& own, int steps) {
-  if (channel_.rank() > 0) {
-    return channel_.rank() < setup_.ranks() ? links_.SendBlob(0, EncodeTimeline(own)) : Result<>();
+Result<> RankLoop::PlanFrom(const std::vector<MeasuredStep>& own) {
+  if (channel_.rank() >= setup_.ranks()) {
+    return {};
   }
-  std::vector<trace::RankTimeline> parts = {own};
-  for (int32_t r = 1; r < setup_.ranks(); ++r) {
-    PENSTOCK_TRY_ASSIGN(const auto bytes, links_.ReceiveBlob(r, kMaxFiguresBytes));
-    PENSTOCK_TRY_ASSIGN(trace::RankTimeline part, DecodeTimeline(bytes));
-    parts.push_back(std::move(part));
+  std::vector<std::vector<MeasuredStep>> steps;
+  for (const MeasuredStep& step : own) {
+    if (!first()) {
+      PENSTOCK_TRY(links_.SendBlob(0, EncodeStep(step)));
+      continue;
+    }
+    std::vector<MeasuredStep>& ranks = steps.emplace_back(std::vector<MeasuredStep>{step});
+    for (int32_t r = 1; r < setup_.ranks(); ++r) {
+      PENSTOCK_TRY_ASSIGN(const auto bytes, links_.ReceiveBlob(r, kMaxFiguresBytes));
+      PENSTOCK_TRY_ASSIGN(MeasuredStep other, DecodeStep(bytes));
+      ranks.push_back(std::move(other));
+    }
   }
-  auto planned = PlanStep(setup_.schedule, std::move(parts), steps, setup_.config.pipeline.barrier);
+  if (!first()) {
+    return {};
+  }
+  auto planned = PlanStep(setup_.schedule, steps, setup_.config.pipeline.barrier);
   if (!planned.ok()) {
     LogNote("no planned step time: {}", planned.error().message);
     return {};
@@ -236,10 +243,10 @@ std::vector<double> RankLoop::ReportOf(const runtime::StepResult& result, double
 }
 
 Result<> RankLoop::Step(int64_t step) {
-  step_ = step;
+  weights_step_ = step - 1;
+  const double begin_s = recorder_.Now();
   const StepBatch batch =
       setup_.dataset->Step(setup_.config.pipeline, step, links_.replica(), setup_.shifts());
-  const double begin_s = recorder_.Now();
   runtime::StepResult result;
   do {
     optimizer_->BeginStep(step, first() && events_->interrupted && events_->interrupted());
@@ -247,6 +254,7 @@ Result<> RankLoop::Step(int64_t step) {
         result, rank_->RunStep({step, batch.micro_batches, batch.counted, batch.counted_later},
                                optimizer_.get()));
   } while (optimizer_->redo());
+  weights_step_ = step;
   const std::vector<double> report = ReportOf(result, begin_s, recorder_.Now());
   if (first()) {
     done_.push_back({step, batch.rows, batch.counted, batch.counted_later, report});
@@ -278,7 +286,11 @@ Result<> RankLoop::Step(int64_t step) {
   if (due || (stop_ && train.checkpoint_every > 0)) {
     PENSTOCK_TRY(SaveCheckpoint(step));
   }
-  return PollCheckpoint(false);
+  PENSTOCK_TRY(PollCheckpoint(false));
+  if (step > committed_step_) {
+    RemoveOld();
+  }
+  return {};
 }
 
 // On the validation part, with the weights after `step`.
@@ -347,117 +359,128 @@ Result<> RankLoop::FinishLine(const StepFacts& facts) {
     line.planned_step_s = planned_->step_s;
   }
   step_s_.push_back(longest);
-  if (held_line_.has_value() && events_->on_line) {
-    PENSTOCK_TRY(events_->on_line(*held_line_));
-  }
+  PENSTOCK_TRY(WriteHeldLine());
   held_line_ = line;
   return {};
 }
 
+Result<> RankLoop::WriteHeldLine() {
+  const std::optional<StepLine> line = std::exchange(held_line_, std::nullopt);
+  return line.has_value() && events_->on_line ? events_->on_line(*line) : Result<>();
+}
+
+// Written beside the next steps. The last one gets its name in Finish, behind the last line.
 Result<> RankLoop::SaveCheckpoint(int64_t step) {
   PENSTOCK_TRY(PollCheckpoint(true));  // the one before
-  const std::string& folder = setup_.config.train.folder;
+  const bool last = stop_ || step == setup_.config.train.steps;
+  if (!last) {
+    PENSTOCK_TRY(WriteHeldLine());  // a run that goes on from here has all lines up to here
+  }
   const std::vector<int32_t> writers = WritingRanks(setup_);
-  saving_ = step;
-  saved_.clear();
-  written_by_.clear();
-  missing_ = writers.size();
-  if (std::find(writers.begin(), writers.end(), channel_.rank()) == writers.end()) {
+  const bool writes = std::find(writers.begin(), writers.end(), channel_.rank()) != writers.end();
+  if (!writes && !first()) {
     return {};
   }
-  PENSTOCK_TRY(MakePartial(folder, step));
-  writer_.Start(PartialFolder(folder, step),
-                PartsToWrite(setup_, channel_.rank(), *rank_, *optimizer_));
+  CheckpointJob job;
+  job.folder = setup_.config.train.folder;
+  job.step = step;
+  job.rank = channel_.rank();
+  if (writes) {
+    job.parts = PartsToWrite(setup_, channel_.rank(), *rank_, *optimizer_);
+  }
+  if (first()) {
+    job.commit = CommitOf(step);
+    std::copy_if(writers.begin(), writers.end(), std::back_inserter(job.commit->others),
+                 [](int32_t rank) { return rank > 0; });
+  }
+  PENSTOCK_TRY(MakePartial(job.folder, step));
+  saving_ = step;
+  written_by_.clear();
+  writer_.Start(std::move(job), first() && last);
   return {};
 }
 
-// What this rank's own thread wrote, told to rank 0.
-Result<> RankLoop::TakeWritten(bool wait) {
-  if (!writer_.busy() || (!wait && !writer_.Finished())) {
-    return {};
-  }
-  while (!writer_.Finished()) {
+CheckpointCommit RankLoop::CommitOf(int64_t step) const {
+  CheckpointCommit commit;
+  commit.manifest.step = step;
+  commit.manifest.cursor = step * setup_.config.GlobalSequences();
+  commit.manifest.seed = setup_.config.train.seed;
+  commit.manifest.identity = setup_.Identity();
+  commit.manifest.instruction_set = device_->InstructionSet();
+  commit.manifest.config = setup_.config.source;
+  commit.small_files = small_files_;
+  commit.replaced = start_.older_run;
+  return commit;
+}
+
+// Until this rank's tensors are on the disk.
+void RankLoop::AwaitWritten() {
+  while (writer_.busy() && !writer_.Written()) {
     watch_.Beat();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  PENSTOCK_TRY_ASSIGN(const std::vector<CheckpointFile> files, writer_.Wait());
-  if (first()) {
-    saved_.insert(saved_.end(), files.begin(), files.end());
-    --missing_;
-    return {};
-  }
-  std::string note;
-  for (const CheckpointFile& file : files) {
-    note += fmt::format("{} {} {}\n", file.bytes, file.sha256, file.name);
-  }
-  return links_.SendNote(note);
 }
 
+// Takes up what the writing threads have done meanwhile; `wait`: until all is done.
 Result<> RankLoop::PollCheckpoint(bool wait) {
   if (saving_ < 0) {
     return {};
   }
-  PENSTOCK_TRY(TakeWritten(wait));
-  if (!first()) {
-    saving_ = writer_.busy() ? saving_ : -1;
+  if (first()) {
+    PENSTOCK_TRY(HearWritten(wait));
+  }
+  while (wait && !writer_.Finished()) {
+    watch_.Beat();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  if (!writer_.Finished()) {
     return {};
   }
+  PENSTOCK_TRY(writer_.Wait());
+  const int64_t step = std::exchange(saving_, -1);
+  if (!first()) {
+    return links_.SendNote("written");
+  }
+  start_.older_run.clear();
+  committed_step_ = step;
+  committed_ = (std::filesystem::path(setup_.config.train.folder) / CheckpointName(step)).string();
+  return {};
+}
+
+// Rank 0: which of the others say that they have written.
+Result<> RankLoop::HearWritten(bool wait) {
   links_.set_watch(wait ? &watch_ : nullptr);
+  bool all = true;
   for (const int32_t rank : WritingRanks(setup_)) {
     if (rank == 0 || written_by_.contains(rank)) {
       continue;
     }
     PENSTOCK_TRY_ASSIGN(const auto note, links_.TakeNote(rank, wait));
-    if (!note.has_value()) {
-      continue;
-    }
-    --missing_;
-    written_by_.insert(rank);
-    for (size_t at = 0; at < note->size();) {
-      const size_t end = std::min(note->find('\n', at), note->size());
-      PENSTOCK_TRY_ASSIGN(CheckpointFile file, ParseWritten(note->substr(at, end - at)));
-      saved_.push_back(std::move(file));
-      at = end + 1;
+    if (note.has_value()) {
+      written_by_.insert(rank);
+    } else {
+      all = false;
     }
   }
   links_.set_watch(nullptr);
-  // Weights that the next step cannot be run with are no checkpoint to go on from: its loss, not
-  // finite, ends the run before the folder gets its name.
-  const bool stood = wait || step_ > saving_;
-  return missing_ == 0 && stood ? Commit() : Result<>();
+  if (all) {
+    writer_.ExpectNotes(setup_.options.deadline_s);
+  }
+  return {};
 }
 
-Result<> RankLoop::Commit() {
+// The last `keep` stay. Older ones go once a step has been run with the newest one's weights.
+void RankLoop::RemoveOld() {
+  if (!first() || committed_step_ < 0) {
+    return;
+  }
   const std::string& folder = setup_.config.train.folder;
-  CheckpointManifest manifest;
-  manifest.step = saving_;
-  manifest.cursor = saving_ * setup_.config.GlobalSequences();
-  manifest.seed = setup_.config.train.seed;
-  manifest.identity = setup_.Identity();
-  manifest.instruction_set = device_->InstructionSet();
-  manifest.config = setup_.config.source;
-  manifest.files = saved_;
-  for (const auto& [name, content] : small_files_) {
-    PENSTOCK_TRY_ASSIGN(CheckpointFile file,
-                        WriteSmallFile(PartialFolder(folder, saving_), name, content));
-    manifest.files.push_back(std::move(file));
-  }
-  PENSTOCK_TRY(CommitCheckpoint(folder, manifest));
-  committed_ = (std::filesystem::path(folder) / CheckpointName(saving_)).string();
-  for (const int64_t step : start_.older_run) {
-    if (step != saving_) {
-      RemoveCheckpoint(folder, step);
-    }
-  }
-  start_.older_run.clear();
   std::vector<int64_t> steps = CheckpointSteps(folder);
-  steps.erase(std::remove_if(steps.begin(), steps.end(), [&](int64_t s) { return s > saving_; }),
-              steps.end());
+  std::erase_if(steps, [this](int64_t step) { return step > committed_step_; });
   for (size_t i = 0; i + static_cast<size_t>(setup_.config.train.keep) < steps.size(); ++i) {
     RemoveCheckpoint(folder, steps[i]);
   }
-  saving_ = -1;
-  return {};
+  committed_step_ = -1;
 }
 
 // Over the float32 masters, in the order of the names.
@@ -510,7 +533,9 @@ Result<TrainReport> RankLoop::Finish() {
       PENSTOCK_TRY(events_->on_line(*held_line_));
     }
   }
+  writer_.Release();
   PENSTOCK_TRY(PollCheckpoint(true));
+  RemoveOld();
   links_.set_watch(&watch_);
   figures_.peak = account_.peak();
   figures_.counters = channel_.counters();
@@ -557,6 +582,9 @@ Result<TrainReport> RankLoop::Run(const RunStart& start) {
     checkpoint.reset();
   }
   note("");
+  if (events_ != nullptr && events_->on_ready) {
+    events_->on_ready();
+  }
   for (int64_t step = start.step + 1; step <= setup_.config.train.steps && !stop_; ++step) {
     if (const Result<> done = Step(step); !done.ok()) {
       return WhileRunning(done.error());

@@ -12,7 +12,7 @@
 #include "comm/channel.h"
 #include "kernels/training.h"
 #include "runtime/train_rank.h"
-#include "train/checkpoint.h"
+#include "train/checkpoint_writer.h"
 #include "train/evaluate.h"
 #include "train/links.h"
 #include "train/optimizer.h"
@@ -33,7 +33,8 @@ struct RunStart {
 
 class RankLoop {
  public:
-  // `events` only on rank 0, else null. Everything that it is given must outlive it.
+  // `events` of rank 0, or with on_ready alone, or null. Everything that it is given must outlive
+  // it.
   static Result<std::unique_ptr<RankLoop>> Create(const TrainSetup& setup, RankMeans means,
                                                   comm::Clock::time_point origin,
                                                   const TrainEvents* events);
@@ -41,6 +42,9 @@ class RankLoop {
 
   // Trains to the end, or until some rank is interrupted. The report is rank 0's only.
   Result<TrainReport> Run(const RunStart& start);
+
+  // The step that made the weights that the last step or evaluation was begun with.
+  int64_t weights_step() const { return weights_step_; }
 
  private:
   struct DoneStep {  // of one step, until its line is written
@@ -59,17 +63,20 @@ class RankLoop {
   Result<std::optional<Checkpoint>> Load();
   Result<> LoadModel(const std::optional<Checkpoint>& checkpoint);
   Result<> Calibrate();
-  Result<> PlanFrom(const trace::RankTimeline& own, int steps);
+  Result<> PlanFrom(const std::vector<MeasuredStep>& own);
   Result<> PlanCurves(trace::Timeline& timeline);
   Result<> Step(int64_t step);
   std::vector<double> ReportOf(const runtime::StepResult& result, double begin_s, double end_s);
   Result<EvalResult> Validate(int64_t step);
   Result<> TakeLines();
   Result<> FinishLine(const StepFacts& facts);
+  Result<> WriteHeldLine();
   Result<> SaveCheckpoint(int64_t step);
+  CheckpointCommit CommitOf(int64_t step) const;
+  void AwaitWritten();
   Result<> PollCheckpoint(bool wait);
-  Result<> TakeWritten(bool wait);
-  Result<> Commit();
+  Result<> HearWritten(bool wait);
+  void RemoveOld();
   Result<std::string> Digest();
   Result<TrainReport> Finish();
 
@@ -89,7 +96,7 @@ class RankLoop {
   std::optional<runtime::Fault> fault_;
   std::deque<DoneStep> done_;          // whose lines are not written
   std::optional<StepLine> held_line_;  // the newest one, until it is known whether it is the last
-  int64_t step_ = 0;                   // that runs, or has run last
+  int64_t weights_step_ = 0;           // that made the weights which run
   bool stop_ = false;
   std::optional<PlannedStep> planned_;
   std::vector<double> step_s_;  // of all steps
@@ -97,10 +104,9 @@ class RankLoop {
   std::deque<std::pair<std::pair<double, double>, trace::RankTimeline>> recent_;
 
   CheckpointWriter writer_;
-  int64_t saving_ = -1;                // step that is being written; -1: none
-  std::vector<CheckpointFile> saved_;  // rank 0: files of all ranks so far
-  size_t missing_ = 0;                 // rank 0: ranks that have not finished writing
-  std::set<int32_t> written_by_;       // rank 0: others that have
+  int64_t saving_ = -1;           // step that is being written; -1: none
+  std::set<int32_t> written_by_;  // rank 0: others that have written theirs
+  int64_t committed_step_ = -1;   // rank 0: of the newest, while older ones may have to go
   std::string committed_;
   std::vector<std::pair<std::string, std::string>> small_files_;
 };

@@ -219,11 +219,10 @@ Result<> LoadMoments(const Checkpoint& checkpoint, runtime::TrainRank& rank,
   return {};
 }
 
-std::vector<CheckpointWriter::Part> PartsToWrite(const TrainSetup& setup, int32_t channel_rank,
-                                                 runtime::TrainRank& rank,
-                                                 RankOptimizer& optimizer) {
-  CheckpointWriter::Part weights;
-  CheckpointWriter::Part moments;
+std::vector<CheckpointPart> PartsToWrite(const TrainSetup& setup, int32_t channel_rank,
+                                         runtime::TrainRank& rank, RankOptimizer& optimizer) {
+  CheckpointPart weights;
+  CheckpointPart moments;
   const bool shards = setup.replicas() > 1 && setup.config.pipeline.zero1;
   for (size_t i = 0; i < rank.parameters().size(); ++i) {
     const runtime::Parameter& parameter = rank.parameters()[i];
@@ -254,7 +253,7 @@ std::vector<CheckpointWriter::Part> PartsToWrite(const TrainSetup& setup, int32_
           {constant.name, constant.shape, Tensor(constant.master).All<float>()});
     }
   }
-  std::vector<CheckpointWriter::Part> parts;
+  std::vector<CheckpointPart> parts;
   if (!weights.tensors.empty()) {
     weights.name = WeightsFile(setup, channel_rank);
     parts.push_back(std::move(weights));

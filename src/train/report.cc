@@ -101,20 +101,24 @@ void Append(trace::RankTimeline& to, trace::RankTimeline later) {
   }
 }
 
-std::vector<std::byte> EncodeTimeline(const trace::RankTimeline& timeline) {
+std::vector<std::byte> EncodeStep(const MeasuredStep& step) {
   ByteWriter writer;
-  Put(writer, timeline);
+  writer.Put(step.begin_s);
+  writer.Put(step.end_s);
+  Put(writer, step.timeline);
   return std::move(writer).Take();
 }
 
-Result<trace::RankTimeline> DecodeTimeline(std::span<const std::byte> bytes) {
+Result<MeasuredStep> DecodeStep(std::span<const std::byte> bytes) {
   ByteReader reader(bytes);
-  trace::RankTimeline timeline;
-  Get(reader, timeline);
+  MeasuredStep step;
+  reader.Get(step.begin_s);
+  reader.Get(step.end_s);
+  Get(reader, step.timeline);
   if (!reader.done()) {
     return Contradicts(bytes.size());
   }
-  return timeline;
+  return step;
 }
 
 std::vector<std::byte> EncodeFigures(const RankFigures& figures) {

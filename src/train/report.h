@@ -58,15 +58,17 @@ inline constexpr int64_t kMaxFiguresBytes = int64_t{1} << 30;
 // Adds what came later on the same rank. Totals stay those of `to`.
 void Append(trace::RankTimeline& to, trace::RankTimeline later);
 
-// A timeline between ranks: slices, waits and messages.
-std::vector<std::byte> EncodeTimeline(const trace::RankTimeline& timeline);
-Result<trace::RankTimeline> DecodeTimeline(std::span<const std::byte> bytes);
+// A step between ranks: its window, slices, waits and messages.
+std::vector<std::byte> EncodeStep(const MeasuredStep& step);
+Result<MeasuredStep> DecodeStep(std::span<const std::byte> bytes);
 
-// What the run's owner hears while it goes on; on rank 0's thread.
+// What the run's owner hears while it goes on; on rank 0's thread, any of them may be empty.
 struct TrainEvents {
   std::function<Result<>(const StepLine& line)> on_line;
   std::function<void(const std::string& text)> on_note;  // "loading", "calibrating"
   std::function<bool()> interrupted;
+  // All is loaded and tried: the steps begin. Also on the other ranks of a run of processes.
+  std::function<void()> on_ready;
 };
 
 struct TrainReport {

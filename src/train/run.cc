@@ -1,6 +1,7 @@
 #include "train/run.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 
@@ -106,11 +107,29 @@ Error WithCheckpoint(Error error, const TrainConfig& config) {
   return error;
 }
 
+// `not_finite`: gets the step whose weights gave a loss or gradient that is no number.
 Result<TrainReport> RunRank(const TrainSetup& setup, RankMeans means,
                             comm::Clock::time_point origin, const TrainEvents* events,
-                            const RunStart& start) {
+                            const RunStart& start, std::atomic<int64_t>& not_finite) {
   PENSTOCK_TRY_ASSIGN(const auto loop, RankLoop::Create(setup, std::move(means), origin, events));
-  return loop->Run(start);
+  auto report = loop->Run(start);
+  if (!report.ok() && report.error().code == ErrorCode::kNotFinite) {
+    not_finite = loop->weights_step();
+  }
+  return report;
+}
+
+// What this run has written with the weights that the step failed with is set aside, so that
+// --resume goes on from the one before.
+Error WithoutFailing(Error error, const TrainConfig& config, const RunStart& start, int64_t step) {
+  if (config.train.folder.empty() || config.train.checkpoint_every == 0 || step <= start.step) {
+    return error;
+  }
+  const std::string aside = SetCheckpointAside(config.train.folder, step);
+  if (!aside.empty()) {
+    error.message += fmt::format("\nthe weights that it failed with are in {}", aside);
+  }
+  return error;
 }
 
 Result<> TellStart(ProcessRank& rank, const StartMessage& message) {
@@ -183,10 +202,12 @@ Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& 
     PENSTOCK_TRY(hooks.on_start(setup, start));
   }
   Result<> ran;
+  std::atomic<int64_t> not_finite = 0;
   const RankBody body = [&](RankMeans means) -> Result<> {
     const bool first = means.channel.rank() == 0;
-    PENSTOCK_TRY_ASSIGN(TrainReport report, RunRank(setup, std::move(means), origin,
-                                                    first ? &hooks.events : nullptr, start));
+    PENSTOCK_TRY_ASSIGN(TrainReport report,
+                        RunRank(setup, std::move(means), origin, first ? &hooks.events : nullptr,
+                                start, not_finite));
     if (first) {
       outcome.report = std::move(report);
     }
@@ -203,7 +224,7 @@ Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& 
         config.train.checkpoint_every > 0) {
       (void)PrepareFolder(config.train.folder);  // what was half written frees its room
     }
-    return WithCheckpoint(ran.error(), config);
+    return WithCheckpoint(WithoutFailing(ran.error(), config, start, not_finite), config);
   }
   if (outcome.report.checkpoint.empty() && start.from_checkpoint) {
     outcome.report.checkpoint =
@@ -213,7 +234,8 @@ Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& 
 }
 
 Result<> RunTrainingWorker(const TrainConfig& config, const TrainOptions& given,
-                           std::unique_ptr<comm::Channel> given_channel) {
+                           std::unique_ptr<comm::Channel> given_channel,
+                           const std::function<void()>& on_ready) {
   PENSTOCK_TRY(CheckRanks(config, given_channel.get()));
   const TrainOptions options = ResolvedOptions(given, config, true);
   ProcessRank process(std::move(given_channel), options.deadline_s);
@@ -235,10 +257,13 @@ Result<> RunTrainingWorker(const TrainConfig& config, const TrainOptions& given,
   start.from_checkpoint = message.from_checkpoint != 0;
   progress.reset();
   const comm::Clock::time_point origin{comm::Clock::duration(message.origin_ns)};
-  auto report =
-      RunRank(*setup, process.Means(setup->limit_bytes, std::move(device)), origin, nullptr, start);
+  TrainEvents events;
+  events.on_ready = on_ready;
+  std::atomic<int64_t> not_finite = 0;
+  auto report = RunRank(*setup, process.Means(setup->limit_bytes, std::move(device)), origin,
+                        &events, start, not_finite);
   if (!report.ok()) {
-    return WithCheckpoint(report.error(), config);
+    return WithCheckpoint(WithoutFailing(report.error(), config, start, not_finite), config);
   }
   return {};
 }

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -28,8 +29,9 @@ struct TrainOutcome {
 Result<TrainOutcome> RunTraining(const TrainConfig& config, const TrainOptions& options,
                                  std::unique_ptr<comm::Channel> channel, const TrainHooks& hooks);
 
-// The other ranks under mpirun.
+// The other ranks under mpirun. `on_ready` as in TrainEvents.
 Result<> RunTrainingWorker(const TrainConfig& config, const TrainOptions& options,
-                           std::unique_ptr<comm::Channel> channel);
+                           std::unique_ptr<comm::Channel> channel,
+                           const std::function<void()>& on_ready);
 
 }  // namespace penstock::train

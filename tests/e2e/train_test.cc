@@ -9,6 +9,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <random>
 #include <thread>
 
@@ -187,6 +188,15 @@ TEST_F(TrainTest, AnotherCutGoesOnWhereOneWasInterrupted) {
   EXPECT_EQ(again.status, 0);
   EXPECT_NE(again.err.find("nothing is changed"), std::string::npos) << again.err;
   EXPECT_EQ(Log().size(), 20U);
+  // As processes, with two threads each.
+  fs::remove_all(Path("run/step-00000015"));
+  fs::remove_all(Path("run/step-00000020"));
+  command = Command({"train.checkpoint_every=5", "pipeline.schedule=zb-h2"});
+  command.insert(command.begin() + 3, "--resume");
+  *std::next(std::find(command.begin(), command.end(), "--threads")) = "2";
+  command.insert(command.begin(), {"mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to",
+                                   "none", "-n", "2"});
+  EXPECT_EQ(Digest(RunCommand(command, "", {"PENSTOCK_CACHE=" + Path("cache")})), whole);
 }
 
 TEST_F(TrainTest, DamagedAndForeignCheckpointsAreNamed) {
@@ -256,6 +266,19 @@ TEST_F(TrainTest, ALossThatIsNotANumberStopsTheRun) {
   EXPECT_EQ(Digest(RunCommand(mended, "", {"PENSTOCK_CACHE=" + Path("cache")})).size(), 64U);
 }
 
+// However long the next step takes, and whatever becomes of it.
+TEST_F(TrainTest, ACheckpointIsThereAsSoonAsItIsWritten) {
+  Running run(Command({"train.checkpoint_every=2", "train.steps=9"}), "",
+              {"PENSTOCK_CACHE=" + Path("cache"), "PENSTOCK_FAULT=0:F3:stall"});
+  for (int i = 0; i < 400 && !FileExists(Path("run/step-00000002")); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  run.Signal(SIGKILL);
+  (void)run.Wait(30);
+  EXPECT_TRUE(FileExists(Path("run/step-00000002/checkpoint.json")));
+  EXPECT_EQ(Log().size(), 2U);
+}
+
 TEST_F(TrainTest, AnInterruptedRunWritesACheckpointAndEndsWell) {
   Running run(Command({"train.checkpoint_every=1000", "train.steps=100000"}), "",
               {"PENSTOCK_CACHE=" + Path("cache")});
@@ -270,6 +293,25 @@ TEST_F(TrainTest, AnInterruptedRunWritesACheckpointAndEndsWell) {
   EXPECT_EQ(json["finish_reason"], "interrupted");
   EXPECT_TRUE(FileExists(json["checkpoint"].get<std::string>() + "/checkpoint.json"));
   EXPECT_EQ(Log().back()["step"], json["last"]["step"]);
+}
+
+// While a long text is made into tokens, which nobody asks whether to stop.
+TEST_F(TrainTest, CtrlCBeforeTheFirstStepEndsTheRunWithinASecond) {
+  std::ofstream text(Path("long.txt"));
+  for (int i = 0; i < 3'000'000; ++i) {
+    text << "line " << i << " of a text\n";
+  }
+  text.close();
+  Running run(Command({"data.path=" + Path("long.txt"), "train.checkpoint_every=1"}), "",
+              {"PENSTOCK_CACHE=" + Path("cache")});
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));
+  run.Signal(SIGINT);
+  const auto finished = run.Wait(10);
+  ASSERT_TRUE(finished.has_value());
+  EXPECT_EQ(finished->status, 0) << finished->err;
+  EXPECT_NE(finished->err.find("before the first step"), std::string::npos) << finished->err;
+  EXPECT_EQ(ParseJson(finished->out, "train").value()["finish_reason"], "interrupted");
+  EXPECT_FALSE(FileExists(Path("run/step-00000001")));
 }
 
 // Kills runs at random moments, as another layout each time, until one gets to the end.
@@ -314,6 +356,7 @@ void KillTest(const std::string& folder,
     set.insert(set.end(), layout.begin(), layout.end());
     std::vector<std::string> all = make(set);
     all.insert(all.begin() + 3, "--resume");
+    *std::next(std::find(all.begin(), all.end(), "--threads")) = attempt % 3 == 0 ? "2" : "1";
     return all;
   };
   const auto check = [&] {

@@ -1,0 +1,49 @@
+#include "cli/setup_watch.h"
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "cli/model_flags.h"
+#include "comm/channel.h"
+
+namespace penstock::cli {
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(50);
+
+}  // namespace
+
+SetupWatch::SetupWatch(int status, std::function<void()> say)
+    : status_(status), say_(std::move(say)), thread_([this] { Watch(); }) {}
+
+SetupWatch::~SetupWatch() {
+  Over();
+  thread_.join();
+}
+
+void SetupWatch::Over() {
+  int expected = kPreparing;
+  state_.compare_exchange_strong(expected, kOver);
+  while (state_ == kEnding) {
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+void SetupWatch::Watch() {
+  while (state_ == kPreparing) {
+    int expected = kPreparing;
+    if (Interrupted() && state_.compare_exchange_strong(expected, kEnding)) {
+      say_();
+      std::fflush(nullptr);
+      if (comm::LaunchedByMpi()) {
+        comm::AbortMpi(status_);
+      }
+      std::_Exit(status_);
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+}  // namespace penstock::cli
