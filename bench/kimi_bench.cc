@@ -4,8 +4,8 @@
 //   penstock_kimi_bench [prefill|decode|state|training] [THREADS [ROWS [REPEATS]]]
 //
 // prefill and training run ROWS positions of one sequence (default 512), decode one position of
-// each of ROWS sequences (default 1; their states together exceed the last cache), state does the
-// same with delta attention alone. Per operation
+// each of ROWS sequences (default 1; their states together exceed the last cache), state decodes
+// with delta attention alone, positions 0 to 15 of a chunk of all sequences. Per operation
 // the median of REPEATS (default 5) in milliseconds (one thread: of processor time, more: on the
 // wall) and its share; then the ratios that
 // docs/performance.md quotes.
@@ -41,6 +41,7 @@ constexpr int64_t kSharedWidth = 6144;
 constexpr int64_t kExperts = 16;
 constexpr int64_t kSources = 9;  // the most that a read has
 constexpr int64_t kDecodePosition = 1000;
+constexpr int64_t kChunk = 16;  // of delta attention
 
 enum class Kind { kProduct, kDelta, kRead, kOther };
 
@@ -101,6 +102,7 @@ class Layer {
     slots_ = decode ? std::max<int64_t>(rows, 48) : 1;
     for (int64_t i = 0; i < slots_; ++i) {
       slot_ids_.push_back(static_cast<int32_t>(i));
+      positions_.push_back(decode ? kDecodePosition : 0);
     }
   }
 
@@ -151,7 +153,7 @@ class Layer {
       SequenceRows sequence;
       sequence.first_row = i;
       sequence.rows = decode_ ? 1 : rows_;
-      sequence.first_position = decode_ ? kDecodePosition : 0;
+      sequence.first_position = positions_[turn_] + (walk_ ? walked_[turn_]++ : 0);
       sequence.blocks = {slot_ids_.data() + turn_, 1};
       out.push_back(sequence);
       turn_ = (turn_ + 1) % slot_ids_.size();
@@ -174,11 +176,29 @@ class Layer {
     return out;
   }
 
-  // Nothing but delta attention.
+  // Nothing but delta attention, which goes on from position to position.
   void BuildDelta() {
     conv_out_ = {Floats(rows_, kWidth), Floats(rows_, kWidth), Floats(rows_, kWidth)};
     DeltaAttention(Floats(rows_, kWidth), Floats(rows_, kHeads));
     FillStates();
+    walk_ = true;
+    walked_.assign(slot_ids_.size(), 0);
+  }
+
+  // Median of the seconds of one turn over whole chunks of all sequences.
+  double WalkSeconds() {
+    std::vector<double> times;
+    const int64_t turns = kChunk * slots_ / rows_;
+    for (int i = 0; i <= repeats_; ++i) {
+      const double start = Now();
+      for (int64_t turn = 0; turn < turns; ++turn) {
+        operations_[0].run();
+      }
+      if (i > 0) {
+        times.push_back((Now() - start) / static_cast<double>(turns));
+      }
+    }
+    return Median(times);
   }
 
   // Slots hold a state, and rows of a chunk behind it.
@@ -345,6 +365,9 @@ class Layer {
   std::unique_ptr<Device> device_;
   MemoryAccount account_;
   std::vector<int32_t> slot_ids_;
+  std::vector<int64_t> positions_;
+  bool walk_ = false;
+  std::vector<int64_t> walked_;
   std::vector<Buffer> buffers_;
   std::vector<std::unique_ptr<Matrix>> matrices_;
   std::unique_ptr<SlotCache> conv_, states_;
@@ -352,12 +375,29 @@ class Layer {
   std::vector<Operation> operations_;
 };
 
-void PrintStateRate(const Layer& layer, int threads, int64_t rows) {
+void PrintStateRate(double seconds, int threads, int64_t rows) {
   const double bytes = static_cast<double>(rows * kHeads * kDim * kDim * 4);
-  const double rate = bytes / layer.Find(Kind::kDelta).seconds;
+  const double rate = bytes / seconds;
   const double memory = ReadBytesPerS(threads);
-  fmt::print("state read at {:.1f} GB/s, memory at {:.1f} GB/s: {:.0f} %\n", rate / 1e9,
+  fmt::print("state read at {:.1f} GB/s, memory read at {:.1f} GB/s: {:.0f} %\n", rate / 1e9,
              memory / 1e9, 100 * rate / memory);
+}
+
+// Decoding over whole chunks: all that it reads and writes.
+void PrintWalkRate(double seconds, int threads, int64_t rows) {
+  PrintStateRate(seconds, threads, rows);
+  double read = 0;
+  double written = 0;
+  for (int64_t i = 0; i < kChunk; ++i) {
+    // State, running decay, keys and updates of the chunk; keys are carried on, rows added.
+    read += static_cast<double>(4 * kDim * (kDim + 1 + 2 * i)) / kChunk;
+    written += static_cast<double>(4 * kDim * (i + 3)) / kChunk;
+  }
+  written += 4.0 * kDim * kDim / kChunk;
+  const double rate = static_cast<double>(rows * kHeads) * (read + written) / seconds;
+  const double memory = ReadBytesPerS(threads);
+  fmt::print("{:.0f} bytes read and {:.0f} written a head: {:.1f} GB/s: {:.0f} %\n", read, written,
+             rate / 1e9, 100 * rate / memory);
 }
 
 void Inference(bool decode, int threads, int64_t rows, int repeats) {
@@ -368,7 +408,7 @@ void Inference(bool decode, int threads, int64_t rows, int repeats) {
              layer.device().Description());
   layer.Print();
   if (decode) {
-    PrintStateRate(layer, threads, rows);
+    PrintStateRate(layer.Find(Kind::kDelta).seconds, threads, rows);
   }
 }
 
@@ -467,9 +507,9 @@ int Main(int argc, char** argv) {
   if (mode == "state") {
     Layer layer(threads, rows, repeats, true);
     layer.BuildDelta();
-    layer.Measure();
-    layer.Print();
-    PrintStateRate(layer, threads, rows);
+    const double seconds = layer.WalkSeconds();
+    fmt::print("delta attention of {} rows {:9.3f} ms\n", rows, seconds * 1e3);
+    PrintWalkRate(seconds, threads, rows);
   } else if (mode == "training") {
     Training(threads, rows, repeats);
   } else {

@@ -1,12 +1,14 @@
 // Kimi delta attention of the CPU device, in chunks of 16 positions that begin at multiples of 16.
 //
 // A slot holds, per head, the state S [dim keys, dim values] as it was at the beginning of the
-// present chunk, and for the positions of the chunk that have passed: the normalized key k, the
-// update u and the running sum G of the decay since the chunk's beginning. With E_ij = exp(G_i -
-// G_j) per key column (the difference is formed first, so that nothing overflows at any decay):
-//   u_i = beta_i (v_i - (k_i exp G_i)^T S - sum over j < i of (sum_c k_ic k_jc E_ijc) u_j)
-//   o_i = (q_i exp G_i)^T S + sum over j <= i of (sum_c q_ic k_jc E_ijc) u_j
-// and after the chunk's last position S = diag(exp G) S + sum over j of (k_j exp(G - G_j)) u_j^T.
+// present chunk, the running sum G of the decay since then, and for the positions j of the chunk
+// that have passed the update u_j and the normalized key with the decay since its position,
+// k~_j = k_j E_ij, where E_ij = exp(G_i - G_j) per key column, i the newest position. One position
+// on, k~_j is multiplied by exp g_i: a product of factors below one, so that nothing overflows or
+// cancels at any decay.
+//   u_i = beta_i (v_i - (k_i exp G_i)^T S - sum over j < i of (sum_c k_ic k~_jc) u_j)
+//   o_i = (q_i exp G_i)^T S + sum over j <= i of (sum_c q_ic k~_jc) u_j
+// and after the chunk's last position S = diag(exp G) S + sum over j of k~_j u_j^T.
 // (Yang et al., Gated Delta Networks, arXiv 2412.06464; Kimi Linear, arXiv 2510.26692. The
 // triangular system is solved by substitution.)
 //
@@ -24,10 +26,11 @@ namespace penstock::kernels {
 
 inline constexpr int64_t kDeltaChunk = 16;
 
-// Floats of one head in a slot: S, then k, u, G of a chunk.
+// Floats of one head in a slot: S, then G, then k~ and u of each position of a chunk: what a
+// position reads lies together.
 inline int64_t DeltaHeadFloats(int64_t dim) {
   const int64_t padded = (dim + 15) / 16 * 16;
-  return padded * (dim + 3 * kDeltaChunk);
+  return padded * (dim + 1 + 2 * kDeltaChunk);
 }
 
 // Scratch floats of one thread.

@@ -51,9 +51,9 @@ HWY_INLINE float RateOf(const DeltaParams& params, int64_t head) {
   return std::exp(params.a_log.Row<float>(0)[static_cast<size_t>(head)]);
 }
 
-// decay = before + g of one row; `before` null: zero.
+// decay = before + g of one row (`before` null: zero), factor = exp g.
 HWY_INLINE void AddDecay(const RowShape& s, const DeltaParams& params, int64_t head, const float* f,
-                         const float* before, float* decay) {
+                         const float* before, float* decay, float* factor) {
   const DF d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const VF a = hn::Set(d, RateOf(params, head));
@@ -65,5 +65,6 @@ HWY_INLINE void AddDecay(const RowShape& s, const DeltaParams& params, int64_t h
         hn::IfThenElseZero(hn::FirstN(d, static_cast<size_t>(n)), DecayOf(d, params, a, z));
     const VF sum = before == nullptr ? g : hn::Add(hn::LoadU(d, before + c), g);
     hn::StoreU(sum, d, decay + c);
+    hn::StoreU(ExpNonPositive(d, g), d, factor + c);
   }
 }

@@ -24,65 +24,53 @@ namespace HWY_NAMESPACE {
 // With 512 bits there are registers for more rows at a time, and a lone row (decoding) passes the
 // state once, whole rows of it.
 inline constexpr int kPairRows = HWY_TARGET == HWY_AVX3 ? 2 : 1;
+inline constexpr int kFoldRows = HWY_TARGET == HWY_AVX3 ? 4 : 2;
 inline constexpr int kVectors = 4;
 inline constexpr int kLoneVectors = HWY_TARGET == HWY_AVX3 ? 8 : 4;
 
 // Fetches what the next head will read, a few cache lines whenever it is asked.
 class Ahead {
  public:
-  // The state of a head, and the first `count` rows of the three tables behind it.
+  // The state of a head and, behind it, its decay and the first `count` rows of its keys and
+  // updates.
   void Begin(const RowShape& s, const float* state, int64_t count) {
-    const float* tables = state + s.dim * s.padded;
-    ranges_[0] = {reinterpret_cast<const char*>(state), reinterpret_cast<const char*>(tables)};
-    for (int t = 0; t < 3; ++t) {
-      const float* rows = tables + t * kDeltaChunk * s.padded;
-      ranges_[1 + t] = {reinterpret_cast<const char*>(rows),
-                        reinterpret_cast<const char*>(rows + count * s.padded)};
-    }
-    range_ = 0;
-    // What the other parts of a row leave for its products with the state.
-    const int64_t lines = (s.dim + 3 * count) * s.padded / 16;
-    const int64_t others = 5 * kPartLines + (count + 1) * s.padded / 16 * kPairLines;
-    key_lines_ = static_cast<int>(std::max<int64_t>(1, (lines - others + s.dim - 1) / s.dim));
+    next_ = reinterpret_cast<const char*>(state);
+    end_ = reinterpret_cast<const char*>(state + (s.dim + 1 + 2 * count) * s.padded);
   }
 
-  // Lines to take per key of the state's products.
-  int key_lines() const { return key_lines_; }
+  // So many lines in each part of a row, that memory is seldom idle: per key of the state's
+  // products, per pair and vector, per key and block of columns of a fold, and in five other parts.
+  static constexpr int kKeyLines = 8;
+  static constexpr int kPairLines = 1;
+  static constexpr int kFoldLines = 4;
+  static constexpr int kPartLines = 16;
 
-  // Per pair and vector, and in each of five other parts: so many that memory is never idle.
-  static constexpr int kPairLines = 6;
-  static constexpr int kPartLines = 40;
-
-  HWY_INLINE void Take(int lines) {
-    for (; lines > 0 && range_ < 4; --lines) {
-      Range& range = ranges_[range_];
-      if (range.next >= range.end) {
-        ++range_;
-        continue;
+  // May fetch a little beyond the end.
+  template <int kLines>
+  HWY_INLINE void Take() {
+    if (next_ < end_) {
+      PENSTOCK_UNROLL
+      for (int line = 0; line < kLines; ++line) {
+        __builtin_prefetch(next_ + 64 * line, 0, 3);
       }
-      __builtin_prefetch(range.next, 0, 2);
-      range.next += 64;
+      next_ += 64 * kLines;
     }
   }
 
  private:
-  struct Range {
-    const char* next = nullptr;
-    const char* end = nullptr;
-  };
-
-  Range ranges_[4];
-  int range_ = 4;  // nothing
-  int key_lines_ = 0;
+  const char* next_ = nullptr;
+  const char* end_ = nullptr;
 };
 
 // The working set of one head and chunk. Rows are `padded` floats, the rest of a row is zero.
 struct Work : RowShape {
-  float* state;      // [dim, padded]
-  float* keys;       // [chunk, padded]
-  float* updates;    // [chunk, padded]
-  float* decays;     // [chunk, padded]: running sums
+  float* state;    // [dim, padded]
+  float* decay;    // [padded]: running sum, of the newest position
+  float* keys;     // [chunk, padded], `stride` apart: with the decay from their position on
+  float* updates;  // [chunk, padded], likewise, between the keys
+  int64_t stride;
   float* queries;    // [chunk, padded], of this call's rows
+  float* factors;    // [chunk, padded]: exp g, of this call's rows
   float* k_decayed;  // [chunk, padded]: k exp G
   float* q_decayed;  // [chunk, padded]
   float* k_state;    // [chunk, padded]: products of these with the state
@@ -107,10 +95,9 @@ HWY_INLINE void StateProducts(const Work& w, int64_t r, int64_t c) {
       sq[i][v] = hn::Zero(d);
     }
   }
-  [[maybe_unused]] const int ahead_lines = kAhead ? w.ahead->key_lines() : 0;
   for (int64_t key = 0; key < w.dim; ++key) {
     if constexpr (kAhead) {
-      w.ahead->Take(ahead_lines);
+      w.ahead->Take<Ahead::kKeyLines>();
     }
     VF s[kV];
     PENSTOCK_UNROLL
@@ -177,91 +164,169 @@ HWY_INLINE void AllStateProducts(const Work& w, int64_t begin, int64_t end) {
   }
 }
 
-struct Pair {
-  float key;    // sum over c of k_ic k_jc exp(G_ic - G_jc)
-  float query;  // sum over c of q_ic k_jc exp(G_ic - G_jc)
+// Of the row i with those before it and with itself, for j <= i:
+// key[j] = sum over c of k_ic k~_jc, query[j] = sum over c of q_ic k~_jc, where k~_j is k_j with
+// the decay from position j to i.
+struct Pairs {
+  float key[kDeltaChunk];
+  float query[kDeltaChunk];
 };
 
-HWY_INLINE Pair Products(const Work& w, int64_t i, int64_t j) {
+// Takes the keys before row i one position on, and multiplies.
+HWY_INLINE void PairProducts(const Work& w, int64_t i, Pairs& pairs) {
   const DF d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  VF sk = hn::Zero(d);
-  VF sq = hn::Zero(d);
-  for (int64_t c = 0; c < w.padded; c += lanes) {
-    w.ahead->Take(Ahead::kPairLines);
-    VF kj = hn::LoadU(d, w.keys + j * w.padded + c);
-    if (i != j) {
-      kj = hn::Mul(kj, ExpNonPositive(d, hn::Sub(hn::LoadU(d, w.decays + i * w.padded + c),
-                                                 hn::LoadU(d, w.decays + j * w.padded + c))));
+  const float* key = w.keys + i * w.stride;
+  const float* query = w.queries + i * w.padded;
+  const float* factor = w.factors + i * w.padded;
+  for (int64_t j = 0; j <= i; ++j) {
+    float* other = w.keys + j * w.stride;
+    VF sk = hn::Zero(d);
+    VF sq = hn::Zero(d);
+    for (int64_t c = 0; c < w.padded; c += lanes) {
+      w.ahead->Take<Ahead::kPairLines>();
+      VF kj = hn::LoadU(d, other + c);
+      if (j < i) {
+        kj = hn::Mul(kj, hn::LoadU(d, factor + c));
+        hn::StoreU(kj, d, other + c);
+      }
+      sk = hn::MulAdd(hn::LoadU(d, key + c), kj, sk);
+      sq = hn::MulAdd(hn::LoadU(d, query + c), kj, sq);
     }
-    sk = hn::MulAdd(hn::LoadU(d, w.keys + i * w.padded + c), kj, sk);
-    sq = hn::MulAdd(hn::LoadU(d, w.queries + i * w.padded + c), kj, sq);
-  }
-  return {hn::GetLane(hn::SumOfLanes(d, sk)), hn::GetLane(hn::SumOfLanes(d, sq))};
-}
-
-// sum[0, padded) += factor * x
-HWY_INLINE void AddScaled(const Work& w, float factor, const float* x, float* sum) {
-  const DF d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const VF by = hn::Set(d, factor);
-  for (int64_t c = 0; c < w.padded; c += lanes) {
-    hn::StoreU(hn::MulAdd(by, hn::LoadU(d, x + c), hn::LoadU(d, sum + c)), d, sum + c);
+    pairs.key[j] = hn::GetLane(hn::SumOfLanes(d, sk));
+    pairs.query[j] = hn::GetLane(hn::SumOfLanes(d, sq));
   }
 }
 
-// Update and result of row i, after those before it.
-HWY_INLINE void FinishRow(const Work& w, int64_t i, const float* v, float beta, float* out) {
+// Update and result of row i, columns [c, c + kV vectors), after the rows before it.
+template <int kV>
+HWY_INLINE void FinishColumns(const Work& w, int64_t i, const Pairs& pairs, const float* v,
+                              float beta, int64_t c) {
   const DF d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  float* update = w.updates + i * w.padded;
-  float* result = w.row;
-  for (int64_t c = 0; c < w.padded; c += lanes) {
-    const VF value = LoadFirst(d, v + c, Filled(w, c));
-    hn::StoreU(hn::Sub(value, hn::LoadU(d, w.k_state + i * w.padded + c)), d, update + c);
-    hn::StoreU(hn::LoadU(d, w.q_state + i * w.padded + c), d, result + c);
+  VF update[kV];
+  VF result[kV];
+  PENSTOCK_UNROLL
+  for (int t = 0; t < kV; ++t) {
+    const int64_t at = c + t * lanes;
+    const VF value = LoadFirst(d, v + at, Filled(w, at));
+    update[t] = hn::Sub(value, hn::LoadU(d, w.k_state + i * w.padded + at));
+    result[t] = hn::LoadU(d, w.q_state + i * w.padded + at);
   }
   for (int64_t j = 0; j < i; ++j) {
-    const Pair pair = Products(w, i, j);
-    AddScaled(w, -pair.key, w.updates + j * w.padded, update);
-    AddScaled(w, pair.query, w.updates + j * w.padded, result);
+    const VF by_key = hn::Set(d, pairs.key[j]);
+    const VF by_query = hn::Set(d, pairs.query[j]);
+    PENSTOCK_UNROLL
+    for (int t = 0; t < kV; ++t) {
+      const VF u = hn::LoadU(d, w.updates + j * w.stride + c + t * lanes);
+      update[t] = hn::NegMulAdd(by_key, u, update[t]);
+      result[t] = hn::MulAdd(by_query, u, result[t]);
+    }
   }
   const VF scale = hn::Set(d, beta);
-  for (int64_t c = 0; c < w.padded; c += lanes) {
-    hn::StoreU(hn::Mul(hn::LoadU(d, update + c), scale), d, update + c);
+  const VF by_query = hn::Set(d, pairs.query[i]);
+  PENSTOCK_UNROLL
+  for (int t = 0; t < kV; ++t) {
+    const VF u = hn::Mul(update[t], scale);
+    hn::StoreU(u, d, w.updates + i * w.stride + c + t * lanes);
+    hn::StoreU(hn::MulAdd(by_query, u, result[t]), d, w.row + c + t * lanes);
   }
-  AddScaled(w, Products(w, i, i).query, update, result);
-  std::copy_n(result, w.dim, out);
 }
 
-// The state behind a whole chunk.
+HWY_INLINE void FinishRow(const Work& w, int64_t i, const float* v, float beta, float* out) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(DF()));
+  Pairs pairs;
+  PairProducts(w, i, pairs);
+  int64_t c = 0;
+  for (; c + kVectors * lanes <= w.padded; c += kVectors * lanes) {
+    FinishColumns<kVectors>(w, i, pairs, v, beta, c);
+  }
+  for (; c < w.padded; c += lanes) {
+    FinishColumns<1>(w, i, pairs, v, beta, c);
+  }
+  std::copy_n(w.row, w.dim, out);
+}
+
+// Keys [key, key + kK), columns [c, c + kV vectors) of the state behind a whole chunk: decayed,
+// then the chunk's positions ascending.
+template <int kK, int kV>
+HWY_INLINE void FoldBlock(const Work& w, int64_t key, int64_t c) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  VF sum[kK][kV];
+  PENSTOCK_UNROLL
+  for (int i = 0; i < kK; ++i) {
+    const VF keep = hn::Set(d, w.row[key + i]);
+    PENSTOCK_UNROLL
+    for (int v = 0; v < kV; ++v) {
+      sum[i][v] = hn::Mul(keep, hn::LoadU(d, w.state + (key + i) * w.padded + c + v * lanes));
+    }
+  }
+  for (int64_t j = 0; j < kDeltaChunk; ++j) {
+    VF update[kV];
+    PENSTOCK_UNROLL
+    for (int v = 0; v < kV; ++v) {
+      update[v] = hn::LoadU(d, w.updates + j * w.stride + c + v * lanes);
+    }
+    PENSTOCK_UNROLL
+    for (int i = 0; i < kK; ++i) {
+      const VF by = hn::Set(d, w.keys[j * w.stride + key + i]);
+      PENSTOCK_UNROLL
+      for (int v = 0; v < kV; ++v) {
+        sum[i][v] = hn::MulAdd(by, update[v], sum[i][v]);
+      }
+    }
+  }
+  PENSTOCK_UNROLL
+  for (int i = 0; i < kK; ++i) {
+    PENSTOCK_UNROLL
+    for (int v = 0; v < kV; ++v) {
+      hn::StoreU(sum[i][v], d, w.state + (key + i) * w.padded + c + v * lanes);
+    }
+  }
+}
+
+template <int kK>
+HWY_INLINE void FoldKeys(const Work& w, int64_t key) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(DF()));
+  int64_t c = 0;
+  for (; c + kVectors * lanes <= w.padded; c += kVectors * lanes) {
+    w.ahead->Take<kK * Ahead::kFoldLines>();
+    FoldBlock<kK, kVectors>(w, key, c);
+  }
+  for (; c < w.padded; c += lanes) {
+    FoldBlock<kK, 1>(w, key, c);
+  }
+}
+
+// The state behind a whole chunk, whose keys have the decay up to its end.
 HWY_INLINE void Fold(const Work& w) {
   const DF d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  const float* last = w.decays + (kDeltaChunk - 1) * w.padded;
-  // k_decayed and q_decayed are free now: keys with the decay that is left, and exp(G) itself.
-  float* weights = w.k_decayed;
-  float* keep = w.q_decayed;
   for (int64_t c = 0; c < w.padded; c += lanes) {
-    const VF end = hn::LoadU(d, last + c);
-    hn::StoreU(ExpNonPositive(d, end), d, keep + c);
-    for (int64_t j = 0; j < kDeltaChunk; ++j) {
-      const VF e = ExpNonPositive(d, hn::Sub(end, hn::LoadU(d, w.decays + j * w.padded + c)));
-      hn::StoreU(hn::Mul(hn::LoadU(d, w.keys + j * w.padded + c), e), d,
-                 weights + j * w.padded + c);
-    }
+    hn::StoreU(ExpNonPositive(d, hn::LoadU(d, w.decay + c)), d, w.row + c);
   }
-  for (int64_t key = 0; key < w.dim; ++key) {
-    float* row = w.state + key * w.padded;
-    for (int64_t c = 0; c < w.padded; c += lanes) {
-      VF s = hn::Mul(hn::LoadU(d, row + c), hn::Set(d, keep[key]));
-      PENSTOCK_UNROLL
-      for (int64_t j = 0; j < kDeltaChunk; ++j) {
-        s = hn::MulAdd(hn::Set(d, weights[j * w.padded + key]),
-                       hn::LoadU(d, w.updates + j * w.padded + c), s);
-      }
-      hn::StoreU(s, d, row + c);
-    }
+  int64_t key = 0;
+  for (; key + kFoldRows <= w.dim; key += kFoldRows) {
+    FoldKeys<kFoldRows>(w, key);
+  }
+  for (; key < w.dim; ++key) {
+    FoldKeys<1>(w, key);
+  }
+}
+
+// The running decay of the newest position, its factor, and key and query with the decay since the
+// chunk's beginning.
+HWY_INLINE void DecayRow(const Work& w, const DeltaParams& params, int64_t head, const float* f,
+                         int64_t i) {
+  const DF d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t place = i * w.padded;
+  AddDecay(w, params, head, f, i == 0 ? nullptr : w.decay, w.decay, w.factors + place);
+  for (int64_t c = 0; c < w.padded; c += lanes) {
+    const VF e = ExpNonPositive(d, hn::LoadU(d, w.decay + c));
+    hn::StoreU(hn::Mul(hn::LoadU(d, w.keys + i * w.stride + c), e), d, w.k_decayed + place + c);
+    hn::StoreU(hn::Mul(hn::LoadU(d, w.queries + place + c), e), d, w.q_decayed + place + c);
   }
 }
 
@@ -270,22 +335,22 @@ Work MakeWork(const DeltaHead& head, float* scratch) {
   static_cast<RowShape&>(w) = ShapeOf(head.params->dim);
   const int64_t rows = kDeltaChunk * w.padded;
   w.state = head.state;
-  w.keys = w.state + w.dim * w.padded;
-  w.updates = w.keys + rows;
-  w.decays = w.updates + rows;
+  w.decay = w.state + w.dim * w.padded;
+  w.keys = w.decay + w.padded;
+  w.updates = w.keys + w.padded;
+  w.stride = 2 * w.padded;
   w.queries = scratch;
-  w.k_decayed = scratch + rows;
-  w.q_decayed = scratch + 2 * rows;
-  w.k_state = scratch + 3 * rows;
-  w.q_state = scratch + 4 * rows;
-  w.row = scratch + 5 * rows;
+  w.factors = scratch + rows;
+  w.k_decayed = scratch + 2 * rows;
+  w.q_decayed = scratch + 3 * rows;
+  w.k_state = scratch + 4 * rows;
+  w.q_state = scratch + 5 * rows;
+  w.row = scratch + 6 * rows;
   return w;
 }
 
 void Head(const DeltaHead& head, Tensor q, Tensor k, Tensor v, Tensor f, Tensor b, Tensor out,
           float* scratch) {
-  const DF d;
-  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const DeltaParams& params = *head.params;
   const SequenceRows& sequence = *head.sequence;
   Work w = MakeWork(head, scratch);
@@ -309,23 +374,17 @@ void Head(const DeltaHead& head, Tensor q, Tensor k, Tensor v, Tensor f, Tensor 
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = r + i - begin;
       const int64_t place = i * w.padded;
-      ahead.Take(Ahead::kPartLines);
+      ahead.Take<Ahead::kPartLines>();
       Normalize(w, at(q, row), query_scale, w.queries + place);
-      ahead.Take(Ahead::kPartLines);
-      Normalize(w, at(k, row), 1.0F, w.keys + place);
-      AddDecay(w, params, head.head, at(f, row), i == 0 ? nullptr : w.decays + place - w.padded,
-               w.decays + place);
-      ahead.Take(2 * Ahead::kPartLines);
-      for (int64_t c = 0; c < w.padded; c += lanes) {
-        const VF e = ExpNonPositive(d, hn::LoadU(d, w.decays + place + c));
-        hn::StoreU(hn::Mul(hn::LoadU(d, w.keys + place + c), e), d, w.k_decayed + place + c);
-        hn::StoreU(hn::Mul(hn::LoadU(d, w.queries + place + c), e), d, w.q_decayed + place + c);
-      }
+      ahead.Take<Ahead::kPartLines>();
+      Normalize(w, at(k, row), 1.0F, w.keys + i * w.stride);
+      ahead.Take<2 * Ahead::kPartLines>();
+      DecayRow(w, params, head.head, at(f, row), i);
     }
     AllStateProducts(w, begin, end);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = r + i - begin;
-      ahead.Take(Ahead::kPartLines);
+      ahead.Take<Ahead::kPartLines>();
       const float raw = b.Row<float>(sequence.first_row + row)[static_cast<size_t>(head.head)];
       const float beta = 1.0F / (1.0F + std::exp(-raw));
       FinishRow(w, i, at(v, row), beta, at(out, row));
@@ -350,7 +409,7 @@ HWY_EXPORT(Head);
 
 int64_t DeltaScratchFloats(int64_t dim) {
   const int64_t padded = (dim + 15) / 16 * 16;
-  return padded * (5 * kDeltaChunk + 1);
+  return padded * (6 * kDeltaChunk + 1);
 }
 
 void RunDeltaHead(const DeltaHead& head, Tensor q, Tensor k, Tensor v, Tensor f, Tensor b,

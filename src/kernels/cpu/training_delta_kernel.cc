@@ -35,6 +35,8 @@ struct Work : RowShape {
   const float* error;  // rows: w
   float *k, *q, *decays, *u, *dout, *du;    // rows; du becomes dw
   float *kd, *qd, *kt;                      // rows
+  float* factors;                           // rows: exp g
+  float* behind;                            // rows: decay from position i to the chunk's end
   float *dk, *dq, *dg;                      // rows
   float *across_u, *across_do, *across_dw;  // across
   float *across_dkd, *across_dqd, *across_dkt, *row_dkd, *row_dqd, *row_dkt;
@@ -83,13 +85,14 @@ void Prepare(const DeltaBackHead& h, Tensor k, Tensor f, Tensor b, int64_t first
     float* decay = w.decays + i * w.padded;
     if (i >= count) {
       std::copy_n(decay - w.padded, w.padded, decay);
+      std::fill_n(w.factors + i * w.padded, w.padded, 1.0F);
       std::fill_n(w.k + i * w.padded, w.padded, 0.0F);
       w.beta[i] = 0;
       continue;
     }
     w.k_scale[i] = Normalize(w, k.Row<float>(row).data() + column, 1.0F, w.k + i * w.padded);
     AddDecay(w, *h.params, h.head, f.Row<float>(row).data() + column,
-             i == 0 ? nullptr : decay - w.padded, decay);
+             i == 0 ? nullptr : decay - w.padded, decay, w.factors + i * w.padded);
     w.beta[i] = 1.0F / (1.0F + std::exp(-b.Row<float>(row)[static_cast<size_t>(h.head)]));
   }
 }
@@ -111,19 +114,20 @@ void PrepareQueries(const DeltaBackHead& h, Tensor q, Tensor dout, int64_t first
   }
 }
 
-// kd and kt, and with `queries` qd.
+// kd, kt and the decays to the chunk's end, and with `queries` qd.
 void Decayed(const Work& w, bool queries) {
   const DF d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  for (int64_t i = 0; i < kRows; ++i) {
-    for (int64_t c = 0; c < w.padded; c += lanes) {
+  for (int64_t c = 0; c < w.padded; c += lanes) {
+    VF behind = hn::Set(d, 1.0F);
+    for (int64_t i = kRows - 1; i >= 0; --i) {
       const int64_t at = i * w.padded + c;
-      const VF g = hn::LoadU(d, w.decays + at);
-      const VF end = hn::LoadU(d, w.decays + (kRows - 1) * w.padded + c);
-      const VF e = ExpNonPositive(d, g);
+      const VF e = ExpNonPositive(d, hn::LoadU(d, w.decays + at));
       const VF key = hn::LoadU(d, w.k + at);
       hn::StoreU(hn::Mul(key, e), d, w.kd + at);
-      hn::StoreU(hn::Mul(key, ExpNonPositive(d, hn::Sub(end, g))), d, w.kt + at);
+      hn::StoreU(hn::Mul(key, behind), d, w.kt + at);
+      hn::StoreU(behind, d, w.behind + at);
+      behind = hn::Mul(behind, hn::LoadU(d, w.factors + at));
       if (queries) {
         hn::StoreU(hn::Mul(hn::LoadU(d, w.q + at), e), d, w.qd + at);
       }
@@ -131,25 +135,28 @@ void Decayed(const Work& w, bool queries) {
   }
 }
 
-// A, and with `queries` P and the exponentials of all pairs.
+// A, and with `queries` P and the decays of all pairs. A decay is the product of its steps': the
+// difference of two running sums has lost the last digits of a mild step behind strong ones.
 void PairProducts(const Work& w, bool queries) {
   const DF d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t i = 0; i < kRows; ++i) {
+    const float* factor = w.factors + i * w.padded;
     for (int64_t j = 0; j <= i; ++j) {
       if (i == j && !queries) {
         continue;
       }
+      float* decay = w.exps + PairAt(i, j) * w.padded;
       VF sum_a = hn::Zero(d);
       VF sum_p = hn::Zero(d);
       for (int64_t c = 0; c < w.padded; c += lanes) {
         VF key = hn::LoadU(d, w.k + j * w.padded + c);
         if (i != j) {
-          const VF e = ExpNonPositive(d, hn::Sub(hn::LoadU(d, w.decays + i * w.padded + c),
-                                                 hn::LoadU(d, w.decays + j * w.padded + c)));
-          if (queries) {
-            hn::StoreU(e, d, w.exps + PairAt(i, j) * w.padded + c);
+          VF e = hn::LoadU(d, factor + c);
+          if (j + 1 < i) {
+            e = hn::Mul(e, hn::LoadU(d, w.exps + PairAt(i - 1, j) * w.padded + c));
           }
+          hn::StoreU(e, d, decay + c);
           key = hn::Mul(key, e);
         }
         sum_a = hn::MulAdd(hn::LoadU(d, w.k + i * w.padded + c), key, sum_a);
@@ -486,7 +493,6 @@ void StatesBack(const Work& w, const float* keep) {
   const DF d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t c = 0; c < w.padded; c += lanes) {
-    const VF end = hn::LoadU(d, w.decays + (kRows - 1) * w.padded + c);
     // Of later positions on the state in front: they pass every decay up to theirs.
     VF run = hn::Mul(hn::LoadU(d, keep + c), hn::LoadU(d, w.sums + c));
     for (int64_t i = kRows - 1; i >= 0; --i) {
@@ -496,7 +502,7 @@ void StatesBack(const Work& w, const float* keep) {
       const VF dkd = hn::Neg(hn::LoadU(d, w.row_dkd + at));
       const VF dqd = hn::LoadU(d, w.row_dqd + at);
       const VF dkt = hn::LoadU(d, w.row_dkt + at);
-      const VF behind = ExpNonPositive(d, hn::Sub(end, g));
+      const VF behind = hn::LoadU(d, w.behind + at);
       hn::StoreU(hn::Mul(dqd, e), d, w.dq + at);
       hn::StoreU(hn::MulAdd(dkt, behind, hn::Mul(dkd, e)), d, w.dk + at);
       run = hn::MulAdd(dkd, hn::LoadU(d, w.kd + at), run);
@@ -637,7 +643,7 @@ float* MakeWork(int64_t dim, float* scratch, Work& w) {
        {&w.k,        &w.q,         &w.decays,    &w.u,          &w.dout,       &w.du,
         &w.kd,       &w.qd,        &w.kt,        &w.dk,         &w.dq,         &w.dg,
         &w.across_u, &w.across_do, &w.across_dw, &w.across_dkd, &w.across_dqd, &w.across_dkt,
-        &w.row_dkd,  &w.row_dqd,   &w.row_dkt}) {
+        &w.row_dkd,  &w.row_dqd,   &w.row_dkt,   &w.factors,    &w.behind}) {
     *p = take(rows);
   }
   w.exps = take(kPairs * w.padded);
@@ -724,7 +730,7 @@ HWY_EXPORT(HeadBack);
 int64_t DeltaBackScratchFloats(int64_t dim, int64_t rows) {
   const int64_t padded = (dim + 15) / 16 * 16;
   const int64_t chunks = (rows + kDeltaChunk - 1) / kDeltaChunk;
-  const int64_t tiles = 21 + (kDeltaChunk - 1) / 2 + 1;  // rows of the working set, exps rounded up
+  const int64_t tiles = 23 + (kDeltaChunk - 1) / 2 + 1;  // rows of the working set, exps rounded up
   return tiles * kDeltaChunk * padded + 4 * kDeltaChunk * kDeltaChunk + 2 * padded + dim * padded +
          chunks * padded * (kDeltaChunk + dim);
 }
