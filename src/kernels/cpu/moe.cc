@@ -105,13 +105,8 @@ void CpuDevice::Moe(const MoeParams& params, Tensor x, Tensor out, Tensor worksp
     std::ranges::fill(out.Row<float>(r), 0.0F);
   }
   for (int64_t e = 0; e < experts; ++e) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < rows * params.chosen; ++i) {
-      if (chosen[i] == e) {
-        row_list[count] = static_cast<int32_t>(i / params.chosen);
-        row_weight[count++] = weights[i];
-      }
-    }
+    const int64_t count = ListSlots({chosen, weights, rows, params.chosen}, static_cast<int32_t>(e),
+                                    {row_list, nullptr, row_weight});
     if (count == 0) {
       continue;
     }

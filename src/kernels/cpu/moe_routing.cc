@@ -83,4 +83,19 @@ void RouteRow(const MoeParams& params, float* logits, int32_t* chosen, float* we
   }
 }
 
+int64_t ListSlots(const Routes& routes, int32_t expert, const ExpertSlots& to) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < routes.rows * routes.per_row; ++i) {
+    if (routes.chosen[i] != expert) {
+      continue;
+    }
+    to.rows[count] = static_cast<int32_t>(i / routes.per_row);
+    if (to.slots != nullptr) {
+      to.slots[count] = static_cast<int32_t>(i);
+    }
+    to.weights[count++] = routes.weights[i];
+  }
+  return count;
+}
+
 }  // namespace penstock::kernels

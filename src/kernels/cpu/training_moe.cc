@@ -147,23 +147,58 @@ MoeParams Routing(const TrainMoeParams& params) {
   return routing;
 }
 
-// The slots of one expert, as lists in the workspace; returns how many.
-int64_t ListSlots(const MoeShape& shape, int64_t expert, Tensor saved, const Saved& at,
-                  Tensor workspace, const Work& work) {
+// One expert's turn: its slots, and views of what is kept and of the workspace, a row for each.
+struct Turn {
+  size_t expert = 0;
+  int64_t count = 0;
+  std::span<const int32_t> rows;  // of x
+  const int32_t* slots = nullptr;
+  const float* weights = nullptr;
+  Tensor gate_up;  // saved
+  Tensor gate, up;
+  int64_t first = 0;  // slots of the experts before
+  Tensor wide, wide2, inner, inner2;
+  Tensor product;
+};
+
+// Calls body(turn) for each expert that a row has chosen, ascending. Their slots are listed in the
+// workspace, ascending.
+template <class Body>
+void ForEachExpert(const MoeShape& shape, Tensor saved, Tensor workspace, const Work& work,
+                   const Body& body) {
+  const Saved at(shape);
+  const int64_t ffn = shape.ffn;
   const int32_t* chosen = IntsAt(saved, at.chosen);
   const float* weights = FloatsAt(saved, at.weights, 1, shape.slots()).Row<float>(0).data();
-  int32_t* row_list = IntsAt(workspace, work.row_list);
-  int32_t* slot_list = IntsAt(workspace, work.slot_list);
-  float* row_weight = FloatsAt(workspace, work.row_weight, 1, shape.rows).Row<float>(0).data();
-  int64_t count = 0;
-  for (int64_t i = 0; i < shape.slots(); ++i) {
-    if (chosen[i] == expert) {
-      row_list[count] = static_cast<int32_t>(i / shape.chosen);
-      slot_list[count] = static_cast<int32_t>(i);
-      row_weight[count++] = weights[i];
+  const Tensor gate_up = FloatsAt(saved, at.gate_up, shape.slots(), 2 * ffn);
+  const ExpertSlots lists = {
+      IntsAt(workspace, work.row_list), IntsAt(workspace, work.slot_list),
+      FloatsAt(workspace, work.row_weight, 1, shape.rows).Row<float>(0).data()};
+  int64_t first = 0;
+  for (int64_t e = 0; e < shape.experts; ++e) {
+    const int64_t count =
+        ListSlots({chosen, weights, shape.rows, shape.chosen}, static_cast<int32_t>(e), lists);
+    if (count == 0) {
+      continue;
     }
+    Turn turn;
+    turn.expert = static_cast<size_t>(e);
+    turn.count = count;
+    turn.rows = {lists.rows, static_cast<size_t>(count)};
+    turn.slots = lists.slots;
+    turn.weights = lists.weights;
+    turn.gate_up = gate_up.Rows(first, count);
+    turn.gate = turn.gate_up.Columns(0, ffn);
+    turn.up = turn.gate_up.Columns(ffn, ffn);
+    turn.first = first;
+    turn.wide = FloatsAt(workspace, work.wide, count, shape.width);
+    turn.wide2 = FloatsAt(workspace, work.wide2, count, shape.width);
+    turn.inner = FloatsAt(workspace, work.inner, count, ffn);
+    turn.inner2 = FloatsAt(workspace, work.inner2, count, ffn);
+    turn.product = work.Product(workspace);
+    body(turn);
+    first += count;
   }
-  return count;
 }
 
 // Gradient of one row's logits from that of its weights. With scores s, weights are
@@ -230,7 +265,6 @@ void CpuTraining::MoeForward(const TrainMoeParams& params, Tensor x, Tensor out,
   const Saved at(shape);
   const Work work(shape, MoeProductBytes(params, x, workspace));
   PENSTOCK_CHECK(saved.bytes() >= at.pieces.bytes(), "what is saved fits");
-  const int64_t ffn = shape.ffn;
   int32_t* chosen = IntsAt(saved, at.chosen);
   const Tensor weights = FloatsAt(saved, at.weights, shape.rows, shape.chosen);
   const Tensor scores = FloatsAt(saved, at.scores, shape.rows, shape.experts);
@@ -244,29 +278,14 @@ void CpuTraining::MoeForward(const TrainMoeParams& params, Tensor x, Tensor out,
     }
   });
   Fill(out, 0.0F);
-  const Tensor product = work.Product(workspace);
-  const int32_t* row_list = IntsAt(workspace, work.row_list);
-  const float* row_weight =
-      FloatsAt(workspace, work.row_weight, 1, shape.rows).Row<float>(0).data();
-  int64_t first = 0;
-  for (int64_t e = 0; e < shape.experts; ++e) {
-    const int64_t count = ListSlots(shape, e, saved, at, workspace, work);
-    if (count == 0) {
-      continue;
-    }
-    const auto index = static_cast<size_t>(e);
-    const Tensor gathered = FloatsAt(workspace, work.wide, count, shape.width);
-    const Tensor both = FloatsAt(saved, at.gate_up, shape.slots(), 2 * ffn).Rows(first, count);
-    const Tensor inner = FloatsAt(workspace, work.inner, count, ffn);
-    const Tensor down = FloatsAt(workspace, work.wide2, count, shape.width);
-    device_.GatherRows(x, {row_list, static_cast<size_t>(count)}, gathered);
-    LinearForward(*params.gate_up[index], gathered, {}, both, product);
-    ActivateExpert(device_, params, both.Columns(0, ffn), both.Columns(ffn, ffn), inner);
-    LinearForward(*params.down[index], inner, {}, down, product);
-    OverRows(down, 1,
-             [&](RowRange range) { AddScaledRows(down, row_list, row_weight, out, range); });
-    first += count;
-  }
+  ForEachExpert(shape, saved, workspace, work, [&](const Turn& t) {
+    device_.GatherRows(x, t.rows, t.wide);
+    LinearForward(*params.gate_up[t.expert], t.wide, {}, t.gate_up, t.product);
+    ActivateExpert(device_, params, t.gate, t.up, t.inner);
+    LinearForward(*params.down[t.expert], t.inner, {}, t.wide2, t.product);
+    OverRows(t.wide2, 1,
+             [&](RowRange range) { AddScaledRows(t.wide2, t.rows.data(), t.weights, out, range); });
+  });
 }
 
 void CpuTraining::MoeBackwardInput(const TrainMoeParams& params, Tensor x, Tensor saved, Tensor dy,
@@ -281,48 +300,31 @@ void CpuTraining::MoeBackwardInput(const TrainMoeParams& params, Tensor x, Tenso
   if (!accumulate) {
     Fill(dx, 0.0F);
   }
-  const Tensor product = work.Product(workspace);
-  const int32_t* row_list = IntsAt(workspace, work.row_list);
-  const int32_t* slot_list = IntsAt(workspace, work.slot_list);
-  const float* row_weight =
-      FloatsAt(workspace, work.row_weight, 1, shape.rows).Row<float>(0).data();
   const Tensor slopes = FloatsAt(workspace, work.slot_slopes, shape.rows, shape.chosen);
-  int64_t first = 0;
-  for (int64_t e = 0; e < shape.experts; ++e) {
-    const int64_t count = ListSlots(shape, e, saved, at, workspace, work);
-    if (count == 0) {
-      continue;
-    }
-    const auto index = static_cast<size_t>(e);
-    const Tensor wide = FloatsAt(workspace, work.wide, count, shape.width);
-    const Tensor both = FloatsAt(saved, at.gate_up, shape.slots(), 2 * ffn).Rows(first, count);
-    const Tensor back = FloatsAt(held, to.gate_up, shape.slots(), 2 * ffn).Rows(first, count);
-    const Tensor inner = FloatsAt(workspace, work.inner, count, ffn);
-    const Tensor inner_back = FloatsAt(workspace, work.inner2, count, ffn);
-    const Tensor gate = both.Columns(0, ffn);
-    const Tensor up = both.Columns(ffn, ffn);
-    device_.GatherRows(dy, {row_list, static_cast<size_t>(count)}, wide);
-    LinearBackwardInput(*params.down[index], wide, false, inner_back, product);
-    ActivateExpert(device_, params, gate, up, inner);
+  const Tensor all_back = FloatsAt(held, to.gate_up, shape.slots(), 2 * ffn);
+  ForEachExpert(shape, saved, workspace, work, [&](const Turn& t) {
+    const Tensor back = all_back.Rows(t.first, t.count);
+    device_.GatherRows(dy, t.rows, t.wide);
+    LinearBackwardInput(*params.down[t.expert], t.wide, false, t.inner2, t.product);
+    ActivateExpert(device_, params, t.gate, t.up, t.inner);
     // The weight's gradient is dy . down(inner) = (dy down) . inner.
-    OverRows(inner, 1, [&](RowRange range) {
+    OverRows(t.inner, 1, [&](RowRange range) {
       for (int64_t r = range.begin; r < range.end; ++r) {
-        slopes.All<float>()[static_cast<size_t>(slot_list[r])] =
-            DotOf(inner.Row<float>(r).data(), inner_back.Row<float>(r).data(), ffn);
-        ScaleRows(inner_back, row_weight[r], inner_back, {r, r + 1});
+        slopes.All<float>()[static_cast<size_t>(t.slots[r])] =
+            DotOf(t.inner.Row<float>(r).data(), t.inner2.Row<float>(r).data(), ffn);
+        ScaleRows(t.inner2, t.weights[r], t.inner2, {r, r + 1});
       }
     });
     if (params.activation == Activation::kSitu) {
-      SituBackward(params.situ, gate, up, inner_back, false, back.Columns(0, ffn), false,
+      SituBackward(params.situ, t.gate, t.up, t.inner2, false, back.Columns(0, ffn), false,
                    back.Columns(ffn, ffn));
     } else {
-      GatedBackward(params.activation, gate, up, inner_back, false, back.Columns(0, ffn), false,
+      GatedBackward(params.activation, t.gate, t.up, t.inner2, false, back.Columns(0, ffn), false,
                     back.Columns(ffn, ffn));
     }
-    LinearBackwardInput(*params.gate_up[index], back, false, wide, product);
-    ScatterAddRows(wide, {row_list, static_cast<size_t>(count)}, dx);
-    first += count;
-  }
+    LinearBackwardInput(*params.gate_up[t.expert], back, false, t.wide, t.product);
+    ScatterAddRows(t.wide, t.rows, dx);
+  });
   const Tensor scores = FloatsAt(saved, at.scores, shape.rows, shape.experts);
   const Tensor dlogits = FloatsAt(held, to.logits, shape.rows, shape.experts);
   const int32_t* chosen = IntsAt(saved, at.chosen);
@@ -347,48 +349,32 @@ void CpuTraining::MoeBackwardWeight(const TrainMoeParams& params, Tensor x, Tens
                                     Tensor held, Tensor drouter, std::span<const Tensor> dgate_up,
                                     std::span<const Tensor> ddown, Tensor workspace) {
   const MoeShape shape = ShapeOf(params, x);
-  const Saved at(shape);
   const Held from(shape);
   const Work work(shape, MoeProductBytes(params, x, workspace));
   PENSTOCK_CHECK(dgate_up.size() == params.gate_up.size() && ddown.size() == params.down.size(),
                  "each expert has its gradients");
-  const int64_t ffn = shape.ffn;
-  const Tensor product = work.Product(workspace);
-  const int32_t* row_list = IntsAt(workspace, work.row_list);
-  const float* row_weight =
-      FloatsAt(workspace, work.row_weight, 1, shape.rows).Row<float>(0).data();
-  int64_t first = 0;
-  for (int64_t e = 0; e < shape.experts; ++e) {
-    const int64_t count = ListSlots(shape, e, saved, at, workspace, work);
-    if (count == 0) {
-      continue;
-    }
-    const auto index = static_cast<size_t>(e);
-    const ProductType type = TypeOf(*params.down[index]);
-    const std::span<const int32_t> rows(row_list, static_cast<size_t>(count));
-    const Tensor wide = FloatsAt(workspace, work.wide, count, shape.width);
-    const Tensor both = FloatsAt(saved, at.gate_up, shape.slots(), 2 * ffn).Rows(first, count);
-    const Tensor back = FloatsAt(held, from.gate_up, shape.slots(), 2 * ffn).Rows(first, count);
-    const Tensor inner = FloatsAt(workspace, work.inner, count, ffn);
-    device_.GatherRows(x, rows, wide);
-    LinearBackwardWeight(type, back, wide, true, dgate_up[index], product);
-    ActivateExpert(device_, params, both.Columns(0, ffn), both.Columns(ffn, ffn), inner);
-    device_.GatherRows(dy, rows, wide);
-    OverRows(wide, 1, [&](RowRange range) {
+  const Tensor all_back = FloatsAt(held, from.gate_up, shape.slots(), 2 * shape.ffn);
+  ForEachExpert(shape, saved, workspace, work, [&](const Turn& t) {
+    const ProductType type = TypeOf(*params.down[t.expert]);
+    device_.GatherRows(x, t.rows, t.wide);
+    LinearBackwardWeight(type, all_back.Rows(t.first, t.count), t.wide, true, dgate_up[t.expert],
+                         t.product);
+    ActivateExpert(device_, params, t.gate, t.up, t.inner);
+    device_.GatherRows(dy, t.rows, t.wide);
+    OverRows(t.wide, 1, [&](RowRange range) {
       for (int64_t r = range.begin; r < range.end; ++r) {
-        ScaleRows(wide, row_weight[r], wide, {r, r + 1});
+        ScaleRows(t.wide, t.weights[r], t.wide, {r, r + 1});
       }
     });
-    LinearBackwardWeight(type, wide, inner, true, ddown[index], product);
-    first += count;
-  }
+    LinearBackwardWeight(type, t.wide, t.inner, true, ddown[t.expert], t.product);
+  });
   const Tensor dlogits = FloatsAt(held, from.logits, shape.rows, shape.experts);
   // By columns of which the workspace is known to hold the product.
   const Tensor routed = RouterInput(params, x);
   for (int64_t c = 0; c < routed.columns(); c += shape.width) {
     const int64_t count = std::min(shape.width, routed.columns() - c);
     LinearBackwardWeight(ProductType::kF32, dlogits, routed.Columns(c, count), true,
-                         drouter.Columns(c, count), product);
+                         drouter.Columns(c, count), work.Product(workspace));
   }
 }
 
