@@ -79,6 +79,20 @@ TEST(StatePools, GroupsStatesByWindowAndBoundsTheirPages) {
   EXPECT_EQ(BlocksPerSequence(512, 100000, 32), 18);
 }
 
+TEST(SlotPositions, AStateGoesOnOrBeginsAnewAndIsNotTakenBack) {
+  SlotPositions slots(2);
+  EXPECT_TRUE(slots.Advance(7, 1, 0, 5).ok());
+  EXPECT_TRUE(slots.Advance(7, 1, 5, 1).ok());
+  const auto back = slots.Advance(7, 1, 3, 1);
+  ASSERT_FALSE(back.ok());
+  EXPECT_NE(back.error().message.find("sequence 7"), std::string::npos) << back.error().message;
+  EXPECT_NE(back.error().message.find("position 3"), std::string::npos) << back.error().message;
+  EXPECT_FALSE(slots.Advance(8, 0, 2, 1).ok());  // begins in the middle
+  EXPECT_FALSE(slots.Advance(8, 2, 0, 1).ok());  // no such slot
+  EXPECT_TRUE(slots.Advance(7, 1, 6, 2).ok());
+  EXPECT_TRUE(slots.Advance(9, 1, 0, 1).ok());
+}
+
 // A matrix in memory.
 class Numbers final : public MatrixSource {
  public:

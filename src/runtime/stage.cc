@@ -134,7 +134,11 @@ Result<MemoryFigures> PlannedStageMemory(const model::Graph& graph, const StageS
 
 Stage::Stage(const model::Graph& graph, StageSpec spec, const StateSpec& state,
              kernels::Device& device)
-    : graph_(graph), spec_(std::move(spec)), pools_(state.pools), device_(device) {}
+    : graph_(graph), spec_(std::move(spec)), pools_(state.pools), device_(device) {
+  for (size_t pool = 0; pool < pools_.windows.size(); ++pool) {
+    slots_.emplace_back(pools_.windows[pool] == kSlotPool ? state.blocks[pool] : 0);
+  }
+}
 
 Stage::~Stage() = default;
 
@@ -220,6 +224,20 @@ Result<> Stage::CheckFinite(int32_t op, const StepPlan& plan) {
                    plan.step, row);
 }
 
+Result<> Stage::AdvanceSlots(const StepPlan& plan) {
+  for (const SequenceSlice& slice : plan.slices) {
+    for (size_t pool = 0; pool < slots_.size(); ++pool) {
+      if (pools_.windows[pool] != kSlotPool) {
+        continue;
+      }
+      const bool given = pool < slice.blocks.size() && !slice.blocks[pool].empty();
+      PENSTOCK_TRY(slots_[pool].Advance(slice.sequence, given ? slice.blocks[pool][0] : -1,
+                                        slice.first_position, slice.rows()));
+    }
+  }
+  return {};
+}
+
 Result<> Stage::Forward(const StepPlan& plan) {
   const int64_t selected = plan.selected();
   if (plan.rows() > spec_.limits.rows || selected > spec_.limits.selected) {
@@ -228,6 +246,7 @@ Result<> Stage::Forward(const StepPlan& plan) {
         "[runtime.stage] step {} has {} rows ({} selected), the stage was made for {} ({})",
         plan.step, plan.rows(), selected, spec_.limits.rows, spec_.limits.selected);
   }
+  PENSTOCK_TRY(AdvanceSlots(plan));
   const std::function<Tensor(ValueId)> value = [&](ValueId id) { return ValueOf(id, plan); };
   StepInput input{device_, value, Tensor::Of(workspace_, DType::kU8, 1, workspace_.size()),
                   {},      {},    {}};

@@ -63,7 +63,8 @@ class Stage {
   std::vector<Tensor> Incoming(const StepPlan& plan);
   std::vector<Tensor> Outgoing(const StepPlan& plan);
 
-  // Runs the stage's layers. Errors: kInternal (shape of the plan beyond the limits), kCorruptData
+  // Runs the stage's layers. Errors: kInternal (shape of the plan beyond the limits, a state of
+  // fixed size that the plan would take back), kCorruptData
   // (NaN or infinity, naming the layer).
   Result<> Forward(const StepPlan& plan);
 
@@ -77,11 +78,13 @@ class Stage {
 
   std::vector<Tensor> Views(std::span<const ValueId> ids, const StepPlan& plan);
   Result<> CheckFinite(int32_t op, const StepPlan& plan);
+  Result<> AdvanceSlots(const StepPlan& plan);
   void Bind(const WeightRule& rule);
 
   const model::Graph& graph_;
   StageSpec spec_;
   const StatePools pools_;
+  std::vector<SlotPositions> slots_;  // per pool; of pages: none
   kernels::Device& device_;
   StageLayout layout_;
   StageWeights weights_;

@@ -18,6 +18,23 @@ StatePools PoolsOf(const model::Graph& graph) {
   return pools;
 }
 
+Result<> SlotPositions::Advance(int32_t sequence, int64_t slot, int64_t first, int64_t rows) {
+  if (slot < 0 || slot >= std::ssize(next_)) {
+    return MakeError(ErrorCode::kInternal,
+                     "[runtime.stage] sequence {} has slot {}, the stage was made for {}", sequence,
+                     slot, next_.size());
+  }
+  int64_t& next = next_[static_cast<size_t>(slot)];
+  if (first != 0 && first != next) {
+    return MakeError(ErrorCode::kInternal,
+                     "[runtime.stage] sequence {} goes on at position {}, its states of fixed size "
+                     "are at {}: wanted that, or 0 to begin anew; they cannot be taken back",
+                     sequence, first, next);
+  }
+  next = first + rows;
+  return {};
+}
+
 int64_t BlocksPerSequence(int64_t window, int64_t tokens, int64_t step_rows) {
   if (window == kSlotPool) {
     return 1;

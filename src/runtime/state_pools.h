@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/result.h"
 #include "model/graph.h"
 
 namespace penstock::runtime {
@@ -21,6 +22,21 @@ struct StatePools {
 };
 
 StatePools PoolsOf(const model::Graph& graph);
+
+// How far the sequence in each slot has come. A state of fixed size is what all positions so far
+// left behind: it can be continued or begun anew, not taken back, so a step that would do that (a
+// prefix used again, a rejected draft) is refused instead of computed from a wrong state.
+class SlotPositions {
+ public:
+  explicit SlotPositions(int64_t slots = 0) : next_(static_cast<size_t>(slots), 0) {}
+
+  // A slice of `rows` positions from `first` on. Errors: kInternal, naming the sequence (no such
+  // slot; neither position 0 nor the next one).
+  Result<> Advance(int32_t sequence, int64_t slot, int64_t first, int64_t rows);
+
+ private:
+  std::vector<int64_t> next_;
+};
 
 // Blocks that one sequence of up to `tokens` positions needs at once in a pool, when at most
 // `step_rows` rows are added per step.
