@@ -77,8 +77,16 @@ def convert(config, tensors):
     return out
 
 
-def write(config, tensors, path):
-    """`config`: the text model's keys; `tensors`: numpy float32 by Hugging Face names."""
+def mxfp4_bytes(digits, scales):
+    """Blocks of a scale and 16 bytes: numbers 0 to 15 in their low halves, 16 to 31 in the high."""
+    digits = digits.reshape(*scales.shape, 32)
+    packed = digits[..., :16] | digits[..., 16:] << 4
+    return np.concatenate([scales[..., None], packed], -1).reshape(scales.shape[0], -1)
+
+
+def write(config, tensors, path, blocks=None):
+    """`config`: the text model's keys; `tensors`: numpy float32 by Hugging Face names; `blocks`:
+    digits and scales of those that are written as MXFP4."""
     deepseek = config["model_type"] == "deepseek_v3"
     block = config.get("attn_res_block_size")
     arch = "deepseek2" if deepseek else "kimi-k3" if block else "kimi-linear"
@@ -141,7 +149,12 @@ def write(config, tensors, path):
             number("activation.situ_linear_beta", config["activation_situ_linear_beta"])
             integer("attn_res.block_size", block)
     w.add_tokenizer_model("no_vocab")
+    digits = convert(config, tensors | {k: mxfp4_bytes(*v) for k, v in (blocks or {}).items()})
     for name, value in convert(config, tensors).items():
+        if digits[name].dtype == np.uint8:
+            w.add_tensor(name, np.ascontiguousarray(digits[name]),
+                         raw_dtype=gguf.GGMLQuantizationType.MXFP4)
+            continue
         value = np.ascontiguousarray(value, np.float32)
         if value.ndim >= 2 and "conv1d" not in name and name.endswith("weight"):
             w.add_tensor(name, gguf.quants.quantize(value, gguf.GGMLQuantizationType.BF16),

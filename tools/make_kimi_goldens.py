@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/models/{deepseek_v3,kimi_linear,kimi_k3}: small random checkpoints with their
-float64 logits from tools/kimi_reference.py, in the form of tools/make_goldens.py.
+"""Makes tests/golden/models/{deepseek_v3,kimi_linear,kimi_k3,kimi_k3_mxfp4}: small random checkpoints
+with their float64 logits from tools/kimi_reference.py, in the form of tools/make_goldens.py.
 
     python3 tools/make_kimi_goldens.py [--out tests/golden/models] [--gradients] [--check] [NAME ...]
     python3 tools/make_kimi_goldens.py --gradient-goldens tests/golden/gradients [NAME ...]
@@ -87,6 +87,16 @@ MODELS = {
         },
     },
 }
+# Experts in 4 bits as released; flat, without wrapper and prefix.
+MODELS["kimi_k3_mxfp4"] = MODELS["kimi_k3"]["text_config"] | {
+    "architectures": ["KimiLinearForCausalLM"], "bos_token_id": 0, "eos_token_id": 1,
+    "num_hidden_layers": 5, "attn_res_block_size": 2, "num_experts": 4,
+    "linear_attn_config": MODELS["kimi_k3"]["text_config"]["linear_attn_config"] | {
+        "full_attn_layers": [4, 5], "kda_layers": [1, 2, 3], "num_heads": 3},
+    "moe_intermediate_size": 32, "routed_expert_hidden_size": 64,
+    "quantization_config": {"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"},
+}
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 PADDED_HEADS = 16  # Kimi K3 stores A_log padded to the head size
 
 
@@ -207,6 +217,19 @@ def random_tensor(c, model, name, shape):
     return torch.from_numpy(np.ascontiguousarray(value))
 
 
+def mxfp4(value):
+    """The nearest numbers in blocks of 32 with one power of two (OCP microscaling formats): digits
+    [rows, columns] of sign and E2M1, scales [rows, columns / 32] as E8M0, and what they stand for."""
+    blocks = value.reshape(value.shape[0], -1, 32)
+    exponent = np.floor(np.log2(np.abs(blocks).max(-1, keepdims=True))) - 2
+    scaled = np.abs(blocks) / 2.0**exponent
+    digits = np.abs(scaled[..., None] - E2M1).argmin(-1)
+    wide = np.sign(blocks) * E2M1[digits] * 2.0**exponent
+    digits = np.where(blocks < 0, digits + 8, digits).astype(np.uint8)
+    return (digits.reshape(value.shape), (exponent[..., 0] + 127).astype(np.uint8),
+            wide.reshape(value.shape))
+
+
 def stored_type(name):
     """As the released checkpoints keep them: float32 for what rounds badly, else bfloat16."""
     last = name.split(".")[-1] if not name.endswith(".weight") else name.split(".")[-2]
@@ -262,17 +285,25 @@ def write(folder, model, config, with_gradients):
         old.unlink()
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     stored = {k: random_tensor(text, model, k, s).to(stored_type(k)) for k, s in shapes(text).items()}
+    blocks = {}
+    for name in [k for k in stored if model.endswith("mxfp4") and ".experts." in k]:
+        digits, scales, wide = mxfp4(stored[name].double().numpy())
+        blocks[name] = (digits, scales)
+        stored[name] = torch.from_numpy(wide).to(torch.bfloat16)  # exact
     wide = {k: v.double() for k, v in stored.items()}
     reference = kimi_reference.Model(text, wide)
     files = {("language_model." if "text_config" in config else "") + k: v.contiguous()
-             for k, v in stored.items()}
+             for k, v in stored.items() if k not in blocks}
+    for name, (digits, scales) in blocks.items():
+        files[name + "_packed"] = torch.from_numpy(digits[:, 0::2] | digits[:, 1::2] << 4)
+        files[name + "_scale"] = torch.from_numpy(scales)
     if "text_config" in config:
         files["vision_tower.patch_embed.weight"] = torch.zeros(8, 3, dtype=torch.bfloat16)
         files["mm_projector.0.weight"] = torch.zeros(4, 8, dtype=torch.bfloat16)
     safetensors.torch.save_file(files, folder / "model.safetensors", {"format": "pt"})
     (folder.parent / "gguf").mkdir(exist_ok=True)
     kimi_gguf.write(text, {k: v.float().numpy() for k, v in stored.items()},
-                    folder.parent / "gguf" / f"{model}.gguf")
+                    folder.parent / "gguf" / f"{model}.gguf", blocks)
     golden = {"model": model, "generator": "tools/make_kimi_goldens.py",
               "versions": {p: importlib.metadata.version(p) for p in ("torch", "numpy")},
               "prompts": []}
@@ -369,10 +400,12 @@ def main():
         if arguments.names and model not in arguments.names:
             continue
         if arguments.gradient_goldens:
+            if model.endswith("mxfp4"):
+                continue  # of kimi_k3's operations
             gradient_golden(arguments.out, arguments.gradient_goldens, model, config)
         elif not arguments.check:
             write(arguments.out / model, model, config, arguments.gradients)
-        elif model != "kimi_k3":
+        elif not model.startswith("kimi_k3"):
             check(arguments.out / model, model)
 
 

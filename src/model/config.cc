@@ -25,6 +25,7 @@ constexpr FamilyRow kFamilies[] = {
     {"gpt2", BuildGpt2},
     {"gpt_oss", BuildGptOss},
     {"grok-1", BuildGrok},
+    {"kimi_k3", BuildKimi},
     {"kimi_linear", BuildKimi},
     {"llama", BuildLlama},
     {"mistral", BuildLlama},

@@ -64,11 +64,36 @@ TEST(Kimi, EachLayerStandsInOneOfTheTwoLists) {
   ExpectRefused(config, {"kda_layers", "twice"});
 }
 
+TEST(Kimi, LayerTypesSayWhatTheListsSay) {
+  Json config = SmallK3();
+  Json types = Json::array();
+  for (int layer = 1; layer <= 9; ++layer) {
+    types.push_back(layer % 4 == 0 || layer == 9 ? "full_attention" : "linear_attention");
+  }
+  config["text_config"]["layer_types"] = types;
+  EXPECT_EQ(Message(config), "");
+  types[2] = "full_attention";
+  config["text_config"]["layer_types"] = types;
+  ExpectRefused(config, {"layer_types", "layer 3", "linear_attention"});
+  types.erase(0);
+  config["text_config"]["layer_types"] = types;
+  ExpectRefused(config, {"layer_types", "got 8 entries"});
+}
+
+TEST(Kimi, BothNamesOfTheModelAreSupportedAndListed) {
+  Json config = SmallK3()["text_config"];
+  config["model_type"] = "kimi_k3";
+  EXPECT_EQ(Message(config), "");
+  config["model_type"] = "kimi_k4";
+  ExpectRefused(config, {"kimi_k3", "kimi_linear", "Did you mean 'kimi_k3'?"});
+}
+
 TEST(Kimi, KeysThatMayChangeTheMathematicsAreNamed) {
   for (const auto& [key, value] : std::vector<std::pair<std::string, Json>>{
            {"mla_use_nope", false},
            {"hidden_act", "gelu"},
            {"moe_router_activation_func", "softmax"},
+           {"topk_method", "greedy"},
            {"attention_sink_size", 4},
            {"rope_scalling", Json::object({{"type", "yarn"}})}}) {
     Json config = SmallK3();
@@ -91,6 +116,12 @@ TEST(Kimi, GroupsOfExpertsHoldEnoughToChooseFrom) {
   config["n_group"] = 128;
   config["topk_group"] = 1;
   ExpectRefused(config, {"topk_group"});
+  Json kimi = SmallK3();
+  kimi["text_config"]["num_expert_group"] = 4;
+  kimi["text_config"]["topk_group"] = 2;
+  EXPECT_EQ(Message(kimi), "");
+  kimi["text_config"]["use_grouped_topk"] = false;
+  ExpectRefused(kimi, {"use_grouped_topk"});
 }
 
 TEST(Kimi, AKeyOfNoEffectIsTaken) {

@@ -69,6 +69,9 @@ class GgufMetadata {
 
   const GgufValue* Find(std::string_view key) const;
 
+  // Ascending.
+  std::vector<std::string_view> KeysThatBeginWith(std::string_view prefix) const;
+
   // Absent keys are errors (kCorruptData).
   Result<int64_t> Int(std::string_view key, int64_t low, int64_t high) const;
   Result<double> Number(std::string_view key) const;  // finite

@@ -2,12 +2,64 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+
 #include "base/json.h"
 
 namespace penstock::weights {
 namespace {
 
 constexpr int64_t kMaxSize = int64_t{1} << 24;
+
+// Keys that are read here or with the common sizes, and those that repeat what tensors say or do
+// not reach what the model computes. Without the architecture in front.
+constexpr std::array<std::string_view, 46> kKnown = {"activation.situ_beta",
+                                                     "activation.situ_linear_beta",
+                                                     "attention.causal",
+                                                     "attention.head_count",
+                                                     "attention.head_count_kv",
+                                                     "attention.key_length",
+                                                     "attention.key_length_mla",
+                                                     "attention.kv_lora_rank",
+                                                     "attention.layer_norm_rms_epsilon",
+                                                     "attention.q_lora_rank",
+                                                     "attention.value_length",
+                                                     "attention.value_length_mla",
+                                                     "attn_res.block_size",
+                                                     "block_count",
+                                                     "context_length",
+                                                     "embedding_length",
+                                                     "expert_count",
+                                                     "expert_feed_forward_length",
+                                                     "expert_gating_func",
+                                                     "expert_group_count",
+                                                     "expert_group_used_count",
+                                                     "expert_latent_length",
+                                                     "expert_shared_count",
+                                                     "expert_shared_feed_forward_length",
+                                                     "expert_used_count",
+                                                     "expert_weights_norm",
+                                                     "expert_weights_scale",
+                                                     "feed_forward_length",
+                                                     "kda.gate_lower_bound",
+                                                     "kda.head_dim",
+                                                     "leading_dense_block_count",
+                                                     "rope.dimension_count",
+                                                     "rope.freq_base",
+                                                     "rope.scaling.factor",
+                                                     "rope.scaling.finetuned",
+                                                     "rope.scaling.original_context_length",
+                                                     "rope.scaling.type",
+                                                     "rope.scaling.yarn_beta_fast",
+                                                     "rope.scaling.yarn_beta_slow",
+                                                     "rope.scaling.yarn_log_multiplier",
+                                                     "ssm.conv_kernel",
+                                                     "ssm.group_count",
+                                                     "ssm.inner_size",
+                                                     "ssm.state_size",
+                                                     "ssm.time_step_rank",
+                                                     "vocab_size"};
 
 class LatentTranslator {
  public:
@@ -16,6 +68,7 @@ class LatentTranslator {
 
   Result<> Translate() {
     layers_ = config_["num_hidden_layers"].get<int64_t>();
+    PENSTOCK_TRY(RefuseUnknownKeys());
     PENSTOCK_TRY(Attention());
     PENSTOCK_TRY(Experts());
     return architecture_ == "deepseek2" ? Deepseek() : Kimi();
@@ -41,6 +94,23 @@ class LatentTranslator {
 
   bool Has(int64_t layer, std::string_view tensor) const {
     return set_.Has(fmt::format("blk.{}.{}", layer, tensor));
+  }
+
+  Result<> RefuseUnknownKeys() const {
+    for (const std::string_view key : metadata_.KeysThatBeginWith(Key(""))) {
+      const std::string_view rest = key.substr(architecture_.size() + 1);
+      const auto number = metadata_.MaybeNumber(key);
+      const auto truth = metadata_.MaybeBool(key);
+      const bool nothing =
+          (number.ok() && number.value() == 0.0) || (truth.ok() && truth.value() == false);
+      if (!nothing && std::find(kKnown.begin(), kKnown.end(), rest) == kKnown.end()) {
+        return MakeError(ErrorCode::kUnsupported,
+                         "[weights.gguf] {}: metadata {}: this key is not known here and may "
+                         "change what the model computes",
+                         set_.path(), key.substr(0, 80));
+      }
+    }
+    return {};
   }
 
   Result<> Attention() {
@@ -161,6 +231,13 @@ class LatentTranslator {
     }
     linear["head_dim"] = dim;
     linear["short_conv_kernel_size"] = taps;
+    if (architecture_ == "kimi-k3") {
+      // Without them it would be another model, not an older file.
+      for (const char* key :
+           {"kda.gate_lower_bound", "activation.situ_beta", "attn_res.block_size"}) {
+        PENSTOCK_TRY(metadata_.Number(Key(key)));
+      }
+    }
     PENSTOCK_TRY_ASSIGN(const auto bound, metadata_.MaybeNumber(Key("kda.gate_lower_bound")));
     if (bound.has_value()) {
       linear["gate_lower_bound"] = *bound;

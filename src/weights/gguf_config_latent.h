@@ -15,7 +15,8 @@ bool IsLatentArchitecture(std::string_view architecture);
 
 // Adds to `config`, which has the common sizes, everything else but token ids. Source of the keys:
 // llama.cpp's converter and loader. Errors: kCorruptData (a key missing or out of range, naming
-// it), kUnsupported (a router that is not DeepSeek-V3's).
+// it), kUnsupported (a router that is not DeepSeek-V3's, a key of the architecture that is not
+// known).
 Result<> TranslateLatentConfig(const GgufSet& set, std::string_view architecture, Json& config);
 
 }  // namespace penstock::weights

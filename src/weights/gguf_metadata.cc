@@ -1,5 +1,6 @@
 // Typed reads of GGUF metadata; the values were bounds-checked by the parser.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -109,6 +110,17 @@ size_t GgufTypeBytes(GgufType type) {
 const GgufValue* GgufMetadata::Find(std::string_view key) const {
   const auto found = values_.find(key);
   return found == values_.end() ? nullptr : &found->second;
+}
+
+std::vector<std::string_view> GgufMetadata::KeysThatBeginWith(std::string_view prefix) const {
+  std::vector<std::string_view> keys;
+  for (const auto& [key, value] : values_) {
+    if (key.starts_with(prefix)) {
+      keys.push_back(key);
+    }
+  }
+  std::sort(keys.begin(), keys.end());
+  return keys;
 }
 
 Error GgufMetadata::Wrong(std::string_view key, std::string_view wanted) const {

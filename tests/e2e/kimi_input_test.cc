@@ -5,12 +5,12 @@
 
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "base/file.h"
 #include "base/json.h"
+#include "support/changed_model.h"
 #include "support/npy.h"
 #include "support/process.h"
 
@@ -20,36 +20,19 @@ namespace {
 const std::string kModel = std::string(PENSTOCK_SOURCE_DIR) + "/tests/golden/models/kimi_k3";
 const std::string kLayer = "language_model.model.layers.2.";
 
-// The golden folder with `change` applied to its configuration, its header of tensors and their
-// bytes.
+// The golden folder with `change` applied to its text model's configuration, its header of tensors
+// and their bytes.
 class Changed {
  public:
-  using Change = std::function<void(Json& text, Json& tensors, std::string& bytes)>;
-
-  explicit Changed(const Change& change) {
-    auto config = ReadJsonFile(kModel + "/config.json");
-    auto file = ReadFile(kModel + "/model.safetensors");
-    EXPECT_TRUE(config.ok() && file.ok());
-    uint64_t length = 0;
-    std::memcpy(&length, file.value().data(), 8);
-    auto header = ParseJson(file.value().substr(8, length), "header");
-    EXPECT_TRUE(header.ok());
-    std::string bytes = file.value().substr(8 + length);
-    change(config.value()["text_config"], header.value(), bytes);
-    std::string text = header.value().dump();
-    text.resize((text.size() + 7) / 8 * 8, ' ');
-    length = text.size();
-    std::string prefix(8, '\0');
-    std::memcpy(prefix.data(), &length, 8);
-    std::ofstream(folder_.path() + "/config.json") << config.value().dump();
-    std::ofstream(folder_.path() + "/model.safetensors", std::ios::binary)
-        << prefix << text << bytes;
-  }
+  explicit Changed(const ChangedModel::Change& change)
+      : model_(kModel, [&](Json& config, Json& tensors, std::string& bytes) {
+          change(config["text_config"], tensors, bytes);
+        }) {}
 
   Finished Run(const std::string& verb) const {
-    std::vector<std::string> arguments = {verb, "-m", folder_.path(), "--tokens", "5,6,7"};
+    std::vector<std::string> arguments = {verb, "-m", model_.path(), "--tokens", "5,6,7"};
     if (verb == "gradients") {
-      arguments.insert(arguments.end(), {"-o", folder_.path() + "/g.safetensors"});
+      arguments.insert(arguments.end(), {"-o", model_.path() + "/g.safetensors"});
     }
     return RunPenstock(arguments);
   }
@@ -66,7 +49,7 @@ class Changed {
   }
 
  private:
-  TemporaryFolder folder_;
+  ChangedModel model_;
 };
 
 TEST(KimiInput, TheGoldenFolderItselfIsTaken) {
@@ -129,6 +112,30 @@ TEST(KimiInput, AnUnknownKeyIsNamed) {
   Changed([](Json& text, Json&, std::string&) {
     text["attn_res_gate"] = true;
   }).ExpectRefused({"attn_res_gate"});
+}
+
+TEST(KimiInput, KeysOfAGgufFileThatAreMissingOrNotKnownAreNamed) {
+  const auto file = ReadFile(kModel + "/../gguf/kimi_k3.gguf");
+  ASSERT_TRUE(file.ok()) << file.error().message;
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/changed.gguf";
+  const auto refused = [&](const std::string& key, const std::string& by, const std::string& part) {
+    std::string bytes = file.value();
+    const size_t at = bytes.find(key);
+    ASSERT_NE(at, std::string::npos) << key;
+    bytes.replace(at, key.size(), by);
+    ASSERT_EQ(bytes.size(), file.value().size());
+    std::ofstream(path, std::ios::binary) << bytes;
+    const Finished done = RunPenstock({"logits", "-m", path, "--tokens", "5,6"});
+    EXPECT_EQ(done.status, 2) << key;
+    EXPECT_NE(done.err.find(part), std::string::npos) << done.err;
+  };
+  for (const std::string rest :
+       {"attn_res.block_size", "kda.gate_lower_bound", "activation.situ_beta", "kda.head_dim"}) {
+    refused("kimi-k3." + rest, "general." + rest, "kimi-k3." + rest + " is missing");
+  }
+  refused("kimi-k3.activation.situ_linear_beta", "kimi-k3.activation.situ_linear_bias",
+          "kimi-k3.activation.situ_linear_bias: this key is not known");
 }
 
 TEST(KimiInput, LatentAttentionIsPlainOrAbsorbedAsTheFlagSays) {

@@ -1,5 +1,6 @@
 #include "support/npy.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -53,6 +54,24 @@ double RelativeError(const Npy& got, const Npy& want) {
   }
   const double error = std::sqrt(difference / norm);
   return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
+}
+
+double LargestError(const Npy& got, const Npy& want) {
+  if (got.rows != want.rows || got.columns != want.columns) {
+    return std::numeric_limits<double>::infinity();
+  }
+  double off = 0;
+  double most = 0;
+  for (size_t i = 0; i < want.values.size(); ++i) {
+    const double wanted = want.values[i];
+    const double difference = std::abs(got.values[i] - wanted);
+    if (!std::isfinite(difference)) {
+      return std::numeric_limits<double>::infinity();
+    }
+    off = std::max(off, difference);
+    most = std::max(most, std::abs(wanted));
+  }
+  return off / most;
 }
 
 }  // namespace penstock::testing

@@ -26,4 +26,7 @@ Result<Npy> ReadNpy(const std::string& path);
 // not finite.
 double RelativeError(const Npy& got, const Npy& want);
 
+// Largest difference over largest value of `want`; infinity as above.
+double LargestError(const Npy& got, const Npy& want);
+
 }  // namespace penstock::testing

@@ -134,6 +134,32 @@ Result<> ReadLayers(const JsonReader& linear, Kimi& k) {
   return {};
 }
 
+// Where a file says the kinds of layers once more, it says the same.
+Result<> CheckLayerTypes(const JsonReader& config, const Kimi& k) {
+  const Json* types = config.Find("layer_types");
+  if (types == nullptr) {
+    return {};
+  }
+  const bool fits = types->is_array() && static_cast<int64_t>(types->size()) == k.d.layers;
+  if (!fits) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[model.config] {}: layer_types: got {} entries, wanted one per layer ({})",
+                     config.where(), types->is_array() ? types->size() : 0, k.d.layers);
+  }
+  for (int64_t layer = 1; layer <= k.d.layers; ++layer) {
+    const Json& got = (*types)[static_cast<size_t>(layer - 1)];
+    const std::string_view wanted =
+        k.kda_layers.contains(layer) ? "linear_attention" : "full_attention";
+    if (got != wanted) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[model.config] {}: layer_types: got {} for layer {}, wanted \"{}\" as "
+                       "linear_attn_config has it",
+                       config.where(), DumpJson(got).substr(0, 60), layer, wanted);
+    }
+  }
+  return {};
+}
+
 Result<> ReadDelta(const JsonReader& config, Kimi& k) {
   const Json* linear = config.Find("linear_attn_config");
   if (linear == nullptr || !linear->is_object()) {
@@ -192,7 +218,15 @@ Result<> ReadExperts(const JsonReader& config, Kimi& k) {
   k.moe.normalize = normalize && k.moe.chosen > 1;
   PENSTOCK_TRY_ASSIGN(const double scale, config.NumberOr("routed_scaling_factor", 1.0, 0, 1e6));
   k.moe.weight_scale = static_cast<float>(scale);
+  PENSTOCK_TRY_ASSIGN(const std::string method, config.StringOr("topk_method", "noaux_tc"));
+  if (method != "noaux_tc") {
+    return UnsupportedValue(config, "topk_method", method, "noaux_tc");
+  }
   PENSTOCK_TRY(ReadGroups(config, "num_expert_group", k.moe));
+  PENSTOCK_TRY_ASSIGN(const bool grouped, config.BoolOr("use_grouped_topk", true));
+  if (!grouped && k.moe.groups > 1) {
+    return UnsupportedValue(config, "use_grouped_topk", false, "true with num_expert_group");
+  }
   PENSTOCK_TRY_ASSIGN(k.shared, config.IntOr("num_shared_experts", 0, 0, 64));
   PENSTOCK_TRY_ASSIGN(k.dense, config.IntOr("first_k_dense_replace", 0, 0, k.d.layers));
   PENSTOCK_TRY_ASSIGN(k.frequency, config.IntOr("moe_layer_freq", 1, 1, k.d.layers));
@@ -216,6 +250,7 @@ Result<Kimi> ReadKimi(const JsonReader& config) {
   PENSTOCK_TRY_ASSIGN(k.latent, ReadLatentPiece(config, k.d.heads));
   PENSTOCK_TRY_ASSIGN(k.latent.gate, config.BoolOr("mla_use_output_gate", false));
   PENSTOCK_TRY(ReadDelta(config, k));
+  PENSTOCK_TRY(CheckLayerTypes(config, k));
   PENSTOCK_TRY(ReadActivation(config, k));
   PENSTOCK_TRY(ReadExperts(config, k));
   return k;
