@@ -87,7 +87,7 @@ Result<std::unique_ptr<TrainOp>> MakeTrainOp(int32_t op_index, const TrainOpCont
       return MakeError(
           ErrorCode::kUnsupported,
           "[runtime.train] {}: {} runs over whole sequences in training, got {} slices "
-          "per sequence, wanted 1\na schedule other than sliced-1f1b cuts none",
+          "per sequence, wanted 1\nThe nearest schedule that cuts none is 1f1b.",
           layer, model::OpName(op), context.slices);
     }
     return MakeError(ErrorCode::kUnsupported,
