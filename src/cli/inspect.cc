@@ -19,6 +19,7 @@
 #include "cli/verb.h"
 #include "cli/verbs.h"
 #include "cost/profile.h"
+#include "cost/roofline.h"
 #include "model/config.h"
 #include "model/cut.h"
 #include "model/cut_search.h"
@@ -239,6 +240,38 @@ Result<schedule::Placement> ChoosePlacement(const Flags& flags, int32_t stages) 
   return schedule::Placement::V(ranks);
 }
 
+// Weights of routed experts that a step of so many rows reads, if they choose evenly.
+struct ExpertReads {
+  int64_t rows = 0;
+  double bytes = 0;
+};
+
+// Of 1 to 4096 rows; nothing for a model without routed experts.
+std::vector<ExpertReads> ExpertReadsOf(const Inspected& inspected) {
+  std::vector<ExpertReads> reads = {{1}, {16}, {64}, {256}, {1024}, {4096}};
+  double all = 0;
+  for (const model::Op& op : inspected.model.graph.ops) {
+    const auto* moe = std::get_if<model::MoeOp>(&op.params);
+    if (moe == nullptr) {
+      continue;
+    }
+    double bytes = 0;
+    for (const auto* ids : {&moe->gate, &moe->up, &moe->down}) {
+      for (const TensorId id : *ids) {
+        bytes += static_cast<double>(inspected.tensor_bytes[static_cast<size_t>(id.value())]);
+      }
+    }
+    const auto experts = static_cast<double>(moe->down.size());
+    for (ExpertReads& read : reads) {
+      read.bytes += bytes / experts *
+                    cost::ExpertsTouched(experts, static_cast<double>(moe->chosen),
+                                         static_cast<double>(read.rows));
+    }
+    all += bytes;
+  }
+  return all > 0 ? reads : std::vector<ExpertReads>();
+}
+
 // ---- JSON ----
 
 int64_t SumBytes(const Graph& graph, const std::vector<ValueId>& values) {
@@ -322,6 +355,14 @@ Json CutsJson(const Graph& graph, const model::CutSets& cuts, const Chosen& chos
                            {"heavier", row.heavier}};
     }
     rows.push_back(std::move(json));
+  }
+  return rows;
+}
+
+Json ExpertsJson(const Inspected& inspected) {
+  Json rows = Json::array();
+  for (const ExpertReads& read : ExpertReadsOf(inspected)) {
+    rows.push_back({{"rows", read.rows}, {"bytes", std::llround(read.bytes)}});
   }
   return rows;
 }
@@ -446,6 +487,14 @@ void PrintSummary(const Inspected& inspected, const model::Inventory& inventory)
     fmt::print("; {} per sequence", FormatBytes(static_cast<double>(inventory.sequence_bytes)));
   }
   fmt::print("\n");
+  std::string reads;
+  for (const ExpertReads& read : ExpertReadsOf(inspected)) {
+    reads += fmt::format("{}{} by {}", reads.empty() ? "" : ", ", FormatBytes(read.bytes),
+                         FormatCount(read.rows));
+  }
+  if (!reads.empty()) {
+    fmt::print("  experts     read {} rows of a step, {}\n", reads, inspected.stored);
+  }
 }
 
 // One line per run of boundaries that carry as many bytes.
@@ -577,6 +626,7 @@ Json ReportJson(const Report& report) {
               {"weights_bytes", inventory.weights_bytes},
               {"kv_bytes_per_token", inventory.kv_bytes_per_token},
               {"state_bytes_per_sequence", inventory.sequence_bytes},
+              {"expert_bytes_by_rows", ExpertsJson(report.inspected)},
               {"boundaries", BoundariesJson(graph, report.cuts)},
               {"stages", StagesJson(graph, report.stages)},
               {"cuts", CutsJson(graph, report.cuts, report.chosen)},
