@@ -246,9 +246,9 @@ struct ExpertReads {
   double bytes = 0;
 };
 
-// Of 1 to 4096 rows; nothing for a model without routed experts.
+// Of 1 to 256 rows; nothing for a model without routed experts.
 std::vector<ExpertReads> ExpertReadsOf(const Inspected& inspected) {
-  std::vector<ExpertReads> reads = {{1}, {16}, {64}, {256}, {1024}, {4096}};
+  std::vector<ExpertReads> reads = {{1}, {16}, {64}, {256}};
   double all = 0;
   for (const model::Op& op : inspected.model.graph.ops) {
     const auto* moe = std::get_if<model::MoeOp>(&op.params);

@@ -223,6 +223,9 @@ Result<> WriteTraces(const TrainVerbFlags& flags, const train::TrainOutcome& out
     timeline.measured = true;
     timeline.instruction_set = outcome.report.ranks.front().device;
     timeline.threads_per_rank = outcome.report.ranks.front().threads;
+    for (const schedule::Edge& edge : outcome.setup->schedule.edges) {
+      timeline.values.push_back(edge.name);
+    }
     PENSTOCK_TRY(trace::WriteChromeTraceFile(timeline, flags.trace_file));
   }
   if (!flags.planned_file.empty() && outcome.report.planned.has_value() &&

@@ -47,12 +47,14 @@ class KimiTrain : public ::testing::TestWithParam<std::string> {
   std::string Path(const std::string& name) const { return folder_.path() + "/" + name; }
 
   // The digest of the weights, else what went wrong.
-  std::string Train(const std::vector<std::string>& more, int mpi_ranks = 0) const {
+  std::string Train(const std::vector<std::string>& more, int mpi_ranks = 0,
+                    const std::vector<std::string>& flags = {}) const {
     std::vector<std::string> arguments = {"train", Path("train.toml"), "--json", "--threads", "1",
                                           "--set"};
     arguments.push_back("train.folder=" + Path("run"));
     arguments.push_back("train.log=" + Path("log"));
     arguments.insert(arguments.end(), more.begin(), more.end());
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
     const Finished finished =
         RunCommand(PenstockCommand(arguments, mpi_ranks), "", {"PENSTOCK_CACHE=" + Path("cache")});
     const auto json = ParseJson(finished.out, "train");
@@ -81,6 +83,33 @@ TEST_P(KimiTrain, TwentyStepsGiveTheWeightsOfOneStage) {
     EXPECT_EQ(Train(run), one) << run[0] << " " << run[1];
   }
   EXPECT_EQ(Train({"pipeline.schedule=zb-h1", "pipeline.stages=2"}, 2), one) << "MPI";
+}
+
+// A bank vector is given free where its last reader on the rank has it behind it, and the trace
+// says which and where.
+TEST_P(KimiTrain, TheTraceShowsWhereVectorsAreReleased) {
+  if (GetParam() != "kimi_k3") {
+    return;  // no bank
+  }
+  const std::string one = Train({"pipeline.stages=2", "pipeline.chunks=2", "train.steps=2",
+                                 "pipeline.schedule=interleaved-1f1b"},
+                                0, {"--trace", Path("trace.json")});
+  ASSERT_EQ(one.size(), 64U) << one;
+  const auto trace = ReadJsonFile(Path("trace.json"));
+  ASSERT_TRUE(trace.ok()) << trace.error().message;
+  EXPECT_EQ(trace.value()["otherData"]["values"][0], "embedding");
+  std::map<std::string, int> released;
+  for (const Json& event : trace.value()["traceEvents"]) {
+    const std::string name = event.value("name", "");
+    const size_t at = name.find("FREE");
+    if (at != std::string::npos) {
+      ++released[name.substr(name.find(':') + 1)];
+    }
+  }
+  EXPECT_GE(released.size(), 2U);
+  // Of each micro-batch of two steps, on each rank that had the embedding.
+  EXPECT_EQ(released["embedding"] % (2 * kMicroBatches), 0);
+  EXPECT_GT(released["embedding"], 0);
 }
 
 TEST_P(KimiTrain, SequencesInSlicesAreRefusedWithTheLayer) {
