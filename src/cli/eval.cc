@@ -18,11 +18,9 @@ Result<> Run(const TrainFlags& flags, std::unique_ptr<comm::Channel> channel) {
   PENSTOCK_TRY_ASSIGN(const train::TrainConfig config, ReadConfig(flags));
   PENSTOCK_TRY_ASSIGN(const train::TrainOptions options, ToTrainOptions(flags));
   const bool speaks = channel == nullptr || channel->rank() == 0;
-  const SetupWatch watch(ExitStatus(ErrorCode::kInterrupted), [&] {
-    if (speaks) {
-      fmt::print(stderr, "penstock eval: {}\n", InterruptedError().message);
-    }
-  });
+  const auto say = [] { fmt::print(stderr, "penstock eval: {}\n", InterruptedError().message); };
+  const SetupWatch watch(ExitStatus(ErrorCode::kInterrupted),
+                         speaks ? say : std::function<void()>());
   PENSTOCK_TRY_ASSIGN(const train::EvalOutcome outcome,
                       train::RunEvaluation(config, options, std::move(channel)));
   if (!speaks) {

@@ -12,6 +12,7 @@ namespace penstock::cli {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(50);
+constexpr auto kOthersSpeak = std::chrono::milliseconds(500);
 
 }  // namespace
 
@@ -35,7 +36,11 @@ void SetupWatch::Watch() {
   while (state_ == kPreparing) {
     int expected = kPreparing;
     if (Interrupted() && state_.compare_exchange_strong(expected, kEnding)) {
-      say_();
+      if (say_) {
+        say_();
+      } else {
+        std::this_thread::sleep_for(kOthersSpeak);
+      }
       std::fflush(nullptr);
       if (comm::LaunchedByMpi()) {
         comm::AbortMpi(status_);

@@ -12,7 +12,7 @@ namespace penstock::cli {
 class SetupWatch {
  public:
   // `say`: what an interrupted run prints, on the watching thread, right before the process ends
-  // with this exit status.
+  // with this exit status. Null: another rank, a process of its own, speaks, and is given time to.
   SetupWatch(int status, std::function<void()> say);
   ~SetupWatch();
   SetupWatch(const SetupWatch&) = delete;

@@ -221,6 +221,9 @@ Result<> WriteTraces(const TrainVerbFlags& flags, const train::TrainOutcome& out
     trace::Timeline timeline =
         trace::MergeRanks(outcome.setup->config.pipeline.schedule, std::move(parts));
     timeline.measured = true;
+    for (const schedule::Edge& edge : outcome.setup->schedule.edges) {
+      timeline.values.push_back(edge.name);
+    }
     timeline.instruction_set = outcome.report.ranks.front().device;
     timeline.threads_per_rank = outcome.report.ranks.front().threads;
     for (const schedule::Edge& edge : outcome.setup->schedule.edges) {
@@ -261,11 +264,8 @@ Result<> Run(const TrainVerbFlags& flags, std::unique_ptr<comm::Channel> channel
   options.resume = flags.resume;
   options.keep_trace = !flags.trace_file.empty();
   const bool speaks = channel == nullptr || channel->rank() == 0;
-  SetupWatch watch(0, [&] {
-    if (speaks) {
-      SayInterrupted(flags.train.common.json, config);
-    }
-  });
+  const auto say = [&] { SayInterrupted(flags.train.common.json, config); };
+  SetupWatch watch(0, speaks ? say : std::function<void()>());
   if (!speaks) {
     return train::RunTrainingWorker(config, options, std::move(channel), [&] { watch.Over(); });
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "runtime/fault.h"
 #include "runtime/stage_layout.h"
@@ -121,10 +122,12 @@ Result<> TrainExecutor::Execute(const Action& action) {
   if (schedule::IsSend(action.kind)) {
     start_s += RecordSendWait(action, start_s, m_.channel->counters().waited_s - waited_before_s);
   }
-  if (action.kind == OpKind::kOptimizer && end_->waited_s() > 0) {
-    m_.recorder->RecordWait(trace::WaitCause::kBarrier, action, RankId(), start_s,
-                            start_s + end_->waited_s());
-    start_s += end_->waited_s();
+  const double met_s = action.kind == OpKind::kOptimizer    ? end_->waited_s()
+                       : action.kind == OpKind::kReduceGrad ? std::exchange(reduce_waited_s_, 0)
+                                                            : 0;
+  if (met_s > 0) {
+    m_.recorder->RecordWait(trace::WaitCause::kBarrier, action, RankId(), start_s, start_s + met_s);
+    start_s += met_s;
   }
   const double end_s = m_.recorder->Now();
   const bool unit = OfUnit(action.kind);
@@ -346,8 +349,8 @@ Result<int64_t> TrainExecutor::ReduceGradients(const Action& action) {
     return 0;
   }
   m_.parameters->FinishGradients(action.stage);
-  const GradientSums::Means means{*m_.channel, *m_.runner.device, m_.reduce_scratch, step(),
-                                  m_.spec->deadline_s};
+  const GradientSums::Means means{*m_.channel, *m_.runner.device,   m_.reduce_scratch,
+                                  step(),      m_.spec->deadline_s, reduce_waited_s_};
   if (action.value == 0) {
     PENSTOCK_TRY(m_.sums->ReduceStage(action.stage, means));
     return 0;

@@ -111,6 +111,7 @@ class TrainExecutor {
   std::vector<std::shared_ptr<MicroBatchExtras>> shared_;      // per micro-batch
   std::map<std::pair<int32_t, int32_t>, WeightQueue> queues_;  // (stage, local lane)
   std::map<size_t, int32_t> tied_left_;
+  double reduce_waited_s_ = 0;  // of the last REDUCE_GRAD, until the other holders had come
   bool fault_done_ = false;
 };
 

@@ -167,7 +167,7 @@ Result<> GradientSums::ReduceStage(StageId stage, const Means& means) const {
   };
   terms.total = [&](int64_t item) { return group(item, 0); };
   PENSTOCK_TRY(RunReduction(sum.reduction, terms, means.step, means.channel, means.device,
-                            means.scratch, means.deadline_s));
+                            means.scratch, means.deadline_s, means.waited_s));
   return SumUses(stage, means);
 }
 
@@ -212,7 +212,7 @@ Result<> GradientSums::ReduceTied(size_t edge, const Means& means) const {
       return parameters_->parameters()[static_cast<size_t>(p)].gradient;
     };
     PENSTOCK_TRY(RunReduction(sum.reduction, terms, means.step, means.channel, means.device,
-                              means.scratch, means.deadline_s));
+                              means.scratch, means.deadline_s, means.waited_s));
   }
   return {};
 }

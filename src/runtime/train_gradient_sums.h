@@ -41,6 +41,7 @@ class GradientSums {
     Tensor scratch;
     int64_t step;
     double deadline_s;
+    double& waited_s;  // grows by the seconds until others have come
   };
 
   // Over the lanes of a stage; then, of tensors that this stage alone uses more than once, over

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <utility>
 
 namespace penstock::runtime {
 namespace {
@@ -54,7 +55,8 @@ Tensor Part(const Tensor& x, const Piece& piece) {
 class Runner {
  public:
   Runner(const Reduction& reduction, const ReductionTerms& terms, int64_t step,
-         comm::Channel& channel, kernels::TrainingDevice& device, Tensor scratch, double deadline_s)
+         comm::Channel& channel, kernels::TrainingDevice& device, Tensor scratch, double deadline_s,
+         double& waited_s)
       : r_(reduction),
         terms_(terms),
         step_(step),
@@ -62,6 +64,7 @@ class Runner {
         device_(device),
         scratch_(static_cast<void*>(scratch.Bytes().data()), DType::kF32, 1, kPieceFloats),
         deadline_s_(deadline_s),
+        waited_s_(waited_s),
         last_(reduction.ranks.back() == channel.rank()) {}
 
   Result<> Run() {
@@ -156,8 +159,12 @@ class Runner {
   }
 
   Result<comm::Message> Take(const comm::Lane& lane, size_t piece, int64_t numbers) {
+    const comm::Clock::time_point start = comm::Clock::now();
     PENSTOCK_TRY_ASSIGN(comm::Message message,
                         channel_.Receive(lane, {step_, static_cast<int32_t>(piece)}, deadline_s_));
+    if (std::exchange(alone_, false)) {
+      waited_s_ += std::chrono::duration<double>(comm::Clock::now() - start).count();
+    }
     if (message.header().columns != numbers || message.header().type != DType::kF32) {
       return MakeError(ErrorCode::kInternal,
                        "[runtime.reduce] got {} numbers from rank {}, wanted {}",
@@ -212,6 +219,8 @@ class Runner {
   kernels::TrainingDevice& device_;
   Tensor scratch_;
   double deadline_s_;
+  double& waited_s_;
+  bool alone_ = true;
   bool last_;
   std::vector<Piece> pieces_;
 };
@@ -249,7 +258,7 @@ Result<> OpenReduction(const Reduction& reduction, comm::Channel& channel, Memor
 
 Result<> RunReduction(const Reduction& reduction, const ReductionTerms& terms, int64_t step,
                       comm::Channel& channel, kernels::TrainingDevice& device, Tensor scratch,
-                      double deadline_s) {
+                      double deadline_s, double& waited_s) {
   if (reduction.ranks.size() == 1) {
     for (int64_t item = 0; item < terms.items; ++item) {
       const Tensor total = terms.total(item);
@@ -264,7 +273,7 @@ Result<> RunReduction(const Reduction& reduction, const ReductionTerms& terms, i
     }
     return {};
   }
-  return Runner(reduction, terms, step, channel, device, scratch, deadline_s).Run();
+  return Runner(reduction, terms, step, channel, device, scratch, deadline_s, waited_s).Run();
 }
 
 }  // namespace penstock::runtime

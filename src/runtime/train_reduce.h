@@ -50,9 +50,10 @@ struct ReductionTerms {
   std::function<Tensor(int64_t item)> total;
 };
 
-// Blocks until the total is there. `scratch`: kReducePieceBytes. Errors: those of the channel.
+// Blocks until the total is there. `scratch`: kReducePieceBytes. `waited_s` grows by the seconds
+// until the first of the others has come. Errors: those of the channel.
 Result<> RunReduction(const Reduction& reduction, const ReductionTerms& terms, int64_t step,
                       comm::Channel& channel, kernels::TrainingDevice& device, Tensor scratch,
-                      double deadline_s);
+                      double deadline_s, double& waited_s);
 
 }  // namespace penstock::runtime

@@ -20,6 +20,8 @@ namespace {
 constexpr size_t kTraceSteps = 3;
 constexpr size_t kCalibratingSteps = 6;   // beside the first one
 constexpr double kCalibratingS = 4;       // no further step that would end later
+constexpr double kLongCalibratingS = 12;  // the same while there are fewer than kMedianSteps
+constexpr size_t kMedianSteps = 3;        // beside the first one: one that is odd does not matter
 constexpr double kShortCalibratingS = 1;  // more steps where they are shorter
 constexpr size_t kMostCalibratingSteps = 64;
 
@@ -153,7 +155,8 @@ Result<> RankLoop::Calibrate() {
     measured.push_back(std::move(step));
     const size_t done = measured.size() + (cold ? 0 : 1);
     more = (done <= kCalibratingSteps || spent_s < kShortCalibratingS) &&
-           done < kMostCalibratingSteps && spent_s + step_s < kCalibratingS;
+           done < kMostCalibratingSteps &&
+           spent_s + step_s < (measured.size() < kMedianSteps ? kLongCalibratingS : kCalibratingS);
   }
   optimizer_->set_calibrating(false);
   return PlanFrom(measured);
