@@ -113,6 +113,15 @@ TEST_F(TrainBadInputTest, KeysAndValuesThatCannotBe) {
   }
 }
 
+// Before anything is allocated or written.
+TEST_F(TrainBadInputTest, AScheduleThatFailsItsProof) {
+  WriteText(Path("dead.csv"), "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n");
+  const Finished finished = Run("train", {"pipeline.schedule=" + Path("dead.csv")});
+  EXPECT_EQ(finished.status, 1) << finished.err;
+  EXPECT_NE(finished.err.find("rank 0 stands at cell 1"), std::string::npos) << finished.err;
+  EXPECT_FALSE(FileExists(Path("run")));
+}
+
 TEST_F(TrainBadInputTest, StepsThatCannotBeHeld) {
   ExpectRefused(
       "train",
