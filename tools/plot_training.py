@@ -115,7 +115,7 @@ NAME = re.compile(r"^(\d+)?(F|B|I|W|R|OPT)(\d+)?(?:\.\d+)?$")
 
 
 def read_trace(path):
-    """{rank: ([(start, end, name)], [(at, bytes)])} in seconds; of a measured run the last step alone."""
+    """{rank: ([(start, end, name)], [(at, bytes)])} in seconds; of a measured run the step of median length alone."""
     events = json.loads(pathlib.Path(path).read_text())["traceEvents"]
     ranks = {}
     for e in events:
@@ -127,12 +127,17 @@ def read_trace(path):
             key = int(m[1]) if (m := re.search(r"(\d+)", e["name"])) else e.get("tid", 0)
             ranks.setdefault(key, ([], []))[1].append((e["ts"] / 1e6, value))
     ranks = {r: v for r, v in ranks.items() if v[0]}
-    last = max(s[3] for slices, _ in ranks.values() for s in slices)
+    windows = {}
+    for slices, _ in ranks.values():
+        for a, b, _, step in slices:
+            first, last = windows.get(step, (a, b))
+            windows[step] = (min(a, first), max(b, last))
+    shown = sorted(windows, key=lambda s: windows[s][1] - windows[s][0])[(len(windows) - 1) // 2]
+    begin, end = windows[shown]
     result = {}
-    begin = min(s[0] for slices, _ in ranks.values() for s in slices if s[3] == last)
     for r, (slices, samples) in sorted(ranks.items()):
-        mine = [(a - begin, b - begin, n) for a, b, n, step in slices if step == last]
-        result[r] = (mine, [(t - begin, v) for t, v in sorted(samples) if t >= begin])
+        mine = [(a - begin, b - begin, n) for a, b, n, step in slices if step == shown]
+        result[r] = (mine, [(t - begin, v) for t, v in sorted(samples) if begin <= t <= end])
     return result
 
 
