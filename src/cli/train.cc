@@ -221,9 +221,6 @@ Result<> WriteTraces(const TrainVerbFlags& flags, const train::TrainOutcome& out
     trace::Timeline timeline =
         trace::MergeRanks(outcome.setup->config.pipeline.schedule, std::move(parts));
     timeline.measured = true;
-    for (const schedule::Edge& edge : outcome.setup->schedule.edges) {
-      timeline.values.push_back(edge.name);
-    }
     timeline.instruction_set = outcome.report.ranks.front().device;
     timeline.threads_per_rank = outcome.report.ranks.front().threads;
     for (const schedule::Edge& edge : outcome.setup->schedule.edges) {
