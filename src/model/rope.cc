@@ -1,5 +1,7 @@
 #include "model/rope.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -34,8 +36,32 @@ struct Parameters {
   double theta = 0.0;
   int64_t dim = 0;
   int64_t original = 0;  // original_max_position_embeddings
+  bool original_stated = false;
   int64_t max_positions = 0;
 };
+
+// For types that mean nothing without it. Others take max_position_embeddings, as transformers
+// does.
+Result<> NeedOriginal(const Parameters& p) {
+  if (!p.original_stated) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[model.rope] {}: original_max_position_embeddings: missing, wanted the "
+                     "positions before scaling",
+                     p.reader.where());
+  }
+  return {};
+}
+
+// The factor of types that may leave it to the ratio of positions after and before scaling, which
+// a null says (as in transformers, where a missing key is an error).
+Result<double> FactorOrRatio(const Parameters& p, bool may_be_absent) {
+  const bool ratio = p.reader.Contains("factor") ? !p.reader.Has("factor") : may_be_absent;
+  if (!ratio) {
+    return p.reader.Number("factor", 1e-6, kMaxFactor);
+  }
+  PENSTOCK_TRY(NeedOriginal(p));
+  return static_cast<double>(p.max_positions) / static_cast<double>(p.original);
+}
 
 Result<> ReadLinear(const Parameters& p, Rope& rope) {
   PENSTOCK_TRY_ASSIGN(const double factor, p.reader.Number("factor", 1e-6, kMaxFactor));
@@ -58,6 +84,7 @@ Result<> ReadLlama3(const Parameters& p, Rope& rope) {
                      "({})",
                      p.reader.where(), high, low);
   }
+  PENSTOCK_TRY(NeedOriginal(p));
   const auto original = static_cast<double>(p.original);
   const auto low_wavelength = static_cast<float>(original / low);
   const auto high_wavelength = static_cast<float>(original / high);
@@ -94,14 +121,18 @@ Result<double> YarnAttentionFactor(const Parameters& p, double factor) {
 }
 
 Result<> ReadYarn(const Parameters& p, Rope& rope) {
-  const double ratio = static_cast<double>(p.max_positions) / static_cast<double>(p.original);
-  PENSTOCK_TRY_ASSIGN(const double factor, p.reader.NumberOr("factor", ratio, 1e-6, kMaxFactor));
+  PENSTOCK_TRY_ASSIGN(const double factor, FactorOrRatio(p, /*may_be_absent=*/false));
   PENSTOCK_TRY_ASSIGN(const double attention, YarnAttentionFactor(p, factor));
   PENSTOCK_TRY_ASSIGN(double fast, p.reader.NumberOr("beta_fast", 32.0, 0.0, kMaxFactor));
   PENSTOCK_TRY_ASSIGN(double slow, p.reader.NumberOr("beta_slow", 1.0, 0.0, kMaxFactor));
   PENSTOCK_TRY_ASSIGN(const bool truncate, p.reader.BoolOr("truncate", true));
   fast = fast == 0.0 ? 32.0 : fast;
   slow = slow == 0.0 ? 1.0 : slow;
+  if (fast < slow) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[model.rope] {}: beta_fast: got {}, wanted at least beta_slow ({})",
+                     p.reader.where(), fast, slow);
+  }
   const auto dim = static_cast<double>(p.dim);
   // The pair that turns `rotations` times over the original context.
   const auto pair_of = [&](double rotations) {
@@ -167,8 +198,8 @@ std::vector<float> Divided(const Parameters& p, const std::vector<double>& divis
 Result<> ReadLongRope(const Parameters& p, Rope& rope) {
   PENSTOCK_TRY_ASSIGN(const std::vector<double> short_factor, ReadDivisors(p, "short_factor"));
   PENSTOCK_TRY_ASSIGN(const std::vector<double> long_factor, ReadDivisors(p, "long_factor"));
-  const double ratio = static_cast<double>(p.max_positions) / static_cast<double>(p.original);
-  PENSTOCK_TRY_ASSIGN(const double factor, p.reader.NumberOr("factor", ratio, 1e-6, kMaxFactor));
+  PENSTOCK_TRY(NeedOriginal(p));
+  PENSTOCK_TRY_ASSIGN(const double factor, FactorOrRatio(p, /*may_be_absent=*/true));
   double attention = 1.0;
   if (p.reader.Has("attention_factor")) {
     PENSTOCK_TRY_ASSIGN(attention, p.reader.Number("attention_factor", 0.0, kMaxFactor));
@@ -192,31 +223,71 @@ Result<> ReadFactors(const Parameters& p, Rope& rope) {
   return {};
 }
 
-Result<> ReadByType(const std::string& type, const Parameters& p, const RopeRequest& request,
+Result<> ReadDefault(const Parameters& p, Rope& rope) {
+  rope.table.inverse_frequencies = PlainFrequencies(p.theta, p.dim);
+  return {};
+}
+
+struct RopeType {
+  std::string_view name;
+  std::vector<std::string_view> keys;  // beside those of all types
+  Result<> (*read)(const Parameters& p, Rope& rope);
+};
+
+const std::vector<RopeType>& Types() {
+  static const std::vector<RopeType> types = {
+      {"default", {}, ReadDefault},
+      {"linear", {"factor"}, ReadLinear},
+      {"llama3",
+       {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
+       ReadLlama3},
+      {"yarn",
+       {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
+        "mscale", "mscale_all_dim", "truncate"},
+       ReadYarn},
+      {"longrope",
+       {"factor", "original_max_position_embeddings", "attention_factor", "short_factor",
+        "long_factor"},
+       ReadLongRope},
+      {"factors", {"factors"}, ReadFactors},
+  };
+  return types;
+}
+
+// A key that the type does not have may change what the model computes, or belong to a type that
+// is not stated.
+Result<> RefuseOddKeys(const JsonReader& parameters, const RopeType& type) {
+  // "finetuned" is what YaRN's authors note beside it.
+  constexpr std::string_view kOfAll[] = {"rope_type", "type", "rope_theta", "partial_rotary_factor",
+                                         "finetuned"};
+  for (const auto& [key, value] : parameters.object().items()) {
+    const bool known = std::find(std::begin(kOfAll), std::end(kOfAll), key) != std::end(kOfAll) ||
+                       std::find(type.keys.begin(), type.keys.end(), key) != type.keys.end();
+    // transformers may write the length before scaling beside any type.
+    if (!known && !value.is_null() && key != "original_max_position_embeddings") {
+      const std::string keys =
+          type.keys.empty() ? "no keys of its own" : fmt::format("{}", fmt::join(type.keys, ", "));
+      return MakeError(ErrorCode::kUnsupported, "[model.rope] {}: {}: rope_type '{}' has {}",
+                       parameters.where(), key, type.name, keys);
+    }
+  }
+  return {};
+}
+
+Result<> ReadByType(const std::string& stated, const Parameters& p, const RopeRequest& request,
                     Rope& rope) {
-  if (type == "default") {
-    rope.table.inverse_frequencies = PlainFrequencies(p.theta, p.dim);
-    return {};
-  }
-  if (type == "linear") {
-    return ReadLinear(p, rope);
-  }
-  if (type == "llama3") {
-    return ReadLlama3(p, rope);
-  }
-  if (type == "longrope" || type == "su" || (type == "yarn" && request.yarn_is_longrope)) {
-    return ReadLongRope(p, rope);
-  }
-  if (type == "yarn") {
-    return ReadYarn(p, rope);
-  }
-  if (type == "factors") {
-    return ReadFactors(p, rope);
+  const bool longrope = stated == "su" || (stated == "yarn" && request.yarn_is_longrope);
+  const std::string_view name = longrope ? "longrope" : std::string_view(stated);
+  for (const RopeType& type : Types()) {
+    if (type.name == name) {
+      PENSTOCK_TRY(RefuseOddKeys(p.reader, type));
+      return type.read(p, rope);
+    }
   }
   return MakeError(ErrorCode::kUnsupported,
                    "[model.rope] {}: rope_type: got '{}', supported are default, linear, llama3, "
                    "yarn, longrope and factors",
-                   p.reader.where(), type);
+                   p.reader.where(), stated);
 }
 
 const Json& EmptyObject() {
@@ -290,11 +361,16 @@ Result<int64_t> RotaryDim(const JsonReader& config, const JsonReader& parameters
   return dim;
 }
 
-Result<int64_t> OriginalPositions(const JsonReader& config, const JsonReader& parameters,
-                                  bool per_layer_type, int64_t fallback) {
+// Fills in `original` and whether it was stated.
+Result<> ReadOriginal(const JsonReader& config, const RopeRequest& request, bool per_layer_type,
+                      Parameters& p) {
   constexpr const char* kKey = "original_max_position_embeddings";
-  const bool outside = !per_layer_type && config.Has(kKey);
-  return (outside ? config : parameters).IntOr(kKey, fallback, 1, kMaxPositions);
+  const JsonReader& from = !per_layer_type && config.Has(kKey) ? config : p.reader;
+  p.original_stated = from.Has(kKey) || request.default_original > 0;
+  const int64_t fallback =
+      request.default_original > 0 ? request.default_original : request.max_positions;
+  PENSTOCK_TRY_ASSIGN(p.original, from.IntOr(kKey, fallback, 1, kMaxPositions));
+  return {};
 }
 
 }  // namespace
@@ -309,14 +385,13 @@ Result<Rope> ReadRope(const JsonReader& config, const RopeRequest& request) {
   PENSTOCK_TRY_ASSIGN(const double theta,
                       parameters.NumberOr("rope_theta", outer_theta, kMinTheta, 1e15));
   PENSTOCK_TRY_ASSIGN(const int64_t dim, RotaryDim(config, parameters, request));
-  PENSTOCK_TRY_ASSIGN(
-      const int64_t original,
-      OriginalPositions(config, parameters, found.per_layer_type, request.max_positions));
+  Parameters filled{
+      .reader = parameters, .theta = theta, .dim = dim, .max_positions = request.max_positions};
+  PENSTOCK_TRY(ReadOriginal(config, request, found.per_layer_type, filled));
   Rope rope;
   rope.rotary_dim = dim;
   rope.context = request.max_positions;
-  PENSTOCK_TRY(ReadByType(type, Parameters{parameters, theta, dim, original, request.max_positions},
-                          request, rope));
+  PENSTOCK_TRY(ReadByType(type, filled, request, rope));
   return rope;
 }
 

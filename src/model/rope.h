@@ -40,8 +40,9 @@ struct Rope {
 
 // Reads `rope_parameters` (transformers 5: one object, or one per layer type) or `rope_scaling`
 // and `rope_theta`. The type "factors" is Penstock's own: divisors of the frequencies, as GGUF's
-// `rope_freqs.weight` holds them. Errors: kUnsupported (a type that is not known; dynamic),
-// kInvalidArgument (an impossible value), naming the key.
+// `rope_freqs.weight` holds them. Errors: kUnsupported (a type that is not known; dynamic; a key
+// that the type does not have), kInvalidArgument (a missing key, an impossible value), naming the
+// key.
 Result<Rope> ReadRope(const JsonReader& config, const RopeRequest& request);
 
 }  // namespace penstock::model

@@ -97,6 +97,30 @@ TEST(Rope, FactorsDivideTheFrequencies) {
   }
 }
 
+TEST(Rope, AFactorOfNullIsTheRatioOfThePositions) {
+  const auto stated = Read(R"({"rope_scaling":{"type":"yarn","factor":8.0,
+                               "original_max_position_embeddings":512}})");
+  const auto ratio = Read(R"({"rope_scaling":{"type":"yarn","factor":null,
+                              "original_max_position_embeddings":512}})");
+  ASSERT_TRUE(stated.ok() && ratio.ok());
+  EXPECT_EQ(ratio->table.inverse_frequencies, stated->table.inverse_frequencies);
+  EXPECT_EQ(ratio->table.scale, stated->table.scale);
+  EXPECT_EQ(ratio->context, 4096);
+}
+
+TEST(Rope, PhiStatesTheLengthBeforeScalingOnlyWhereItIsNot4096) {
+  const Json config = ParseJson(R"({"rope_scaling":{"type":"longrope","short_factor":[1,1],
+      "long_factor":[2,4]}})",
+                                "config.json")
+                          .value();
+  RopeRequest request{.head_dim = 4, .max_positions = 16384, .default_original = 4096};
+  const auto rope = ReadRope(JsonReader(config, "config.json"), request);
+  ASSERT_TRUE(rope.ok()) << rope.error().message;
+  EXPECT_EQ(rope->table.long_from, 4096);
+  request.default_original = 0;
+  EXPECT_FALSE(ReadRope(JsonReader(config, "config.json"), request).ok());
+}
+
 TEST(Rope, ParametersPerLayerTypeAreTakenByLayerType) {
   const Json config = ParseJson(R"({"rope_parameters":{"full_attention":{"rope_theta":1000000.0},
       "sliding_attention":{"rope_theta":10000.0}}})",
