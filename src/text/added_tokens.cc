@@ -35,9 +35,11 @@ AddedTokenFinder::AddedTokenFinder(std::vector<AddedToken> tokens,
   trie_ = PrefixTrie::Build(std::move(strings));
 }
 
-void AddedTokenFinder::Find(std::string_view text, bool special,
-                            std::vector<AddedSpan>& out) const {
+size_t AddedTokenFinder::Find(std::string_view text, bool special,
+                              std::vector<AddedSpan>& out) const {
+  size_t work = text.size();
   size_t covered = 0;
+  size_t space_end = 0;  // end of the white space that an rstrip token swallowed last
   for (size_t at = 0; at < text.size();) {
     if (!trie_.Begins(text[at])) {
       ++at;
@@ -45,7 +47,7 @@ void AddedTokenFinder::Find(std::string_view text, bool special,
     }
     size_t length = 0;
     int32_t index = -1;
-    trie_.ForEachPrefix(text.substr(at), [&](size_t found_length, int32_t found) {
+    work += trie_.ForEachPrefix(text.substr(at), [&](size_t found_length, int32_t found) {
       length = found_length;
       index = found;
     });
@@ -65,10 +67,16 @@ void AddedTokenFinder::Find(std::string_view text, bool special,
       continue;
     }
     if (token.lstrip && begin > covered) {
-      begin -= TrailingWhiteSpace(text.substr(covered, begin - covered));
+      const size_t spaces = TrailingWhiteSpace(text.substr(covered, begin - covered));
+      begin -= spaces;
+      work += spaces;
     }
     if (token.rstrip) {
-      end += LeadingWhiteSpace(text.substr(end));
+      if (end >= space_end) {  // else it lies in white space whose end is known
+        space_end = end + LeadingWhiteSpace(text.substr(end));
+        work += space_end - end;
+      }
+      end = space_end;
     }
     if (begin > covered) {
       out.push_back({covered, begin, -1});
@@ -81,6 +89,7 @@ void AddedTokenFinder::Find(std::string_view text, bool special,
   if (covered < text.size()) {
     out.push_back({covered, text.size(), -1});
   }
+  return work;
 }
 
 }  // namespace penstock::text

@@ -44,7 +44,8 @@ class AddedTokenFinder {
   // Appends spans that cover well-formed `text` in order. Where `special` is false, special tokens
   // count as plain text. O(text x longest token), and O(text) for tokens whose first bytes are
   // rare.
-  void Find(std::string_view text, bool special, std::vector<AddedSpan>& out) const;
+  // Gives the bytes that were looked at.
+  size_t Find(std::string_view text, bool special, std::vector<AddedSpan>& out) const;
 
   bool empty() const { return trie_.empty(); }
 

@@ -80,9 +80,9 @@ class Bpe : public Model {
     symbols.clear();
     lost += Split(piece, symbols);
     if (symbols.size() > kShort) {
-      MergeLong(symbols, scratch.queue);
+      scratch.work += MergeLong(symbols, scratch.queue);
     } else {
-      MergeShort(symbols);
+      scratch.work += MergeShort(symbols);
     }
     for (int32_t at = symbols.empty() ? -1 : 0; at >= 0; at = symbols[at].next) {
       ids.push_back(symbols[at].id);
@@ -152,7 +152,8 @@ class Bpe : public Model {
     }
   }
 
-  void MergeShort(std::vector<Symbol>& symbols) const {
+  // Gives the pairs that were looked at.
+  size_t MergeShort(std::vector<Symbol>& symbols) const {
     // Merges of each symbol with its right neighbour.
     std::array<const MergeTable::Entry*, kShort> found{};
     const auto refresh = [&](int32_t at) {
@@ -162,15 +163,17 @@ class Bpe : public Model {
     for (size_t i = 0; i < symbols.size(); ++i) {
       refresh(static_cast<int32_t>(i));
     }
+    size_t looked = symbols.size();
     while (true) {
       int32_t best = -1;
       for (int32_t at = symbols.empty() ? -1 : 0; at >= 0; at = symbols[at].next) {
+        ++looked;
         if (found[at] != nullptr && (best < 0 || found[at]->rank < found[best]->rank)) {
           best = at;
         }
       }
       if (best < 0) {
-        return;
+        return looked;
       }
       Join(symbols, best, found[best]->id);
       refresh(best);
@@ -180,10 +183,13 @@ class Bpe : public Model {
     }
   }
 
-  void MergeLong(std::vector<Symbol>& symbols, MergeQueue& queue) const {
+  // Gives the pairs that were looked at.
+  size_t MergeLong(std::vector<Symbol>& symbols, MergeQueue& queue) const {
+    size_t looked = 0;
     // How the pair at `at` merges, or null.
     const auto look = [&](int32_t at) -> const MergeTable::Entry* {
       const int32_t next = at >= 0 ? symbols[at].next : -1;
+      ++looked;
       return next >= 0 ? merges_.Find(symbols[at].id, symbols[next].id) : nullptr;
     };
     queue.Clear();
@@ -207,6 +213,7 @@ class Bpe : public Model {
       push(symbols[candidate.at].previous);
       push(candidate.at);
     }
+    return looked;
   }
 
   const Vocabulary& vocabulary_;

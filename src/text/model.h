@@ -34,6 +34,7 @@ struct ModelScratch {
   std::vector<Symbol> symbols;
   MergeQueue queue;
   std::vector<Node> nodes;
+  size_t work = 0;  // steps so far (EncodeReport)
 };
 
 class Model {

@@ -64,23 +64,25 @@ class PrefixTrie {
     return trie;
   }
 
-  // Calls found(length, value) for each string that `text` begins with, shortest first. O(longest
-  // match).
+  // Calls found(length, value) for each string that `text` begins with, shortest first. Gives the
+  // bytes that were looked at, at most those of the longest string.
   template <class Found>
-  void ForEachPrefix(std::string_view text, Found found) const {
+  size_t ForEachPrefix(std::string_view text, Found found) const {
     if (text.empty()) {
-      return;
+      return 0;
     }
     int32_t at = roots_[static_cast<uint8_t>(text[0])];
-    for (size_t length = 1; at >= 0; ++length) {
+    size_t length = 1;
+    for (; at >= 0; ++length) {
       if (nodes_[at].value >= 0) {
         found(length, nodes_[at].value);
       }
       if (length == text.size()) {
-        return;
+        break;
       }
       at = Child(nodes_[at], static_cast<uint8_t>(text[length]));
     }
+    return length;
   }
 
   bool empty() const { return nodes_.empty(); }

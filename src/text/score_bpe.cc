@@ -43,7 +43,7 @@ class ScoreBpe : public Model {
       at += length;
     }
     symbols.back().next = -1;
-    MergeAll(piece, symbols, scratch.queue);
+    scratch.work += MergeAll(piece, symbols, scratch.queue);
     for (int32_t at = 0; at >= 0; at = symbols[at].next) {
       const Symbol& symbol = symbols[at];
       Emit(piece.substr(symbol.begin, symbol.length), ids, lost);
@@ -51,13 +51,16 @@ class ScoreBpe : public Model {
   }
 
  private:
-  void MergeAll(std::string_view piece, std::vector<Symbol>& symbols, MergeQueue& queue) const {
+  // Gives the candidates looked at and the bytes of those looked up.
+  size_t MergeAll(std::string_view piece, std::vector<Symbol>& symbols, MergeQueue& queue) const {
     queue.Clear();
+    size_t work = 0;
     const auto push = [&](int32_t at) {
       if (at < 0 || symbols[at].next < 0) {
         return;
       }
       const uint32_t length = symbols[at].length + symbols[symbols[at].next].length;
+      work += length;
       const int32_t id = vocabulary_.Find(piece.substr(symbols[at].begin, length));
       if (id >= 0 && mergeable_[id]) {
         queue.Push(ScoreOrder(scores_[id]), {at, id, length});
@@ -68,6 +71,7 @@ class ScoreBpe : public Model {
     }
     MergeCandidate candidate;
     while (queue.Pop(candidate)) {
+      ++work;
       Symbol& left = symbols[candidate.at];
       // Stale: one of the two was joined to something else meanwhile.
       if (left.length == 0 || left.next < 0 ||
@@ -83,6 +87,7 @@ class ScoreBpe : public Model {
       push(left.previous);
       push(candidate.at);
     }
+    return work;
   }
 
   void Emit(std::string_view text, std::vector<int32_t>& ids, size_t& lost) const {

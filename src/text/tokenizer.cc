@@ -41,7 +41,7 @@ class Encoding {
   Result<> Add(std::string_view text, bool at_start) {
     const bool continues = !at_start;
     std::vector<AddedSpan> spans;
-    state_.raw_tokens.Find(text, parse_special_, spans);
+    report_.work += state_.raw_tokens.Find(text, parse_special_, spans);
     for (size_t i = 0; i < spans.size(); ++i) {
       const AddedSpan& span = spans[i];
       if (span.id >= 0) {
@@ -66,7 +66,11 @@ class Encoding {
 
   std::vector<int32_t>& ids() { return ids_; }
 
-  const EncodeReport& report() const { return report_; }
+  EncodeReport report() const {
+    EncodeReport report = report_;
+    report.work += scratch_.work;
+    return report;
+  }
 
  private:
   // Text between the tokens that are looked for in the text as it came.
@@ -80,7 +84,7 @@ class Encoding {
     if (state_.normalized_tokens.empty()) {
       spans.push_back({0, text.size(), -1});
     } else {
-      state_.normalized_tokens.Find(text, parse_special_, spans);
+      report_.work += state_.normalized_tokens.Find(text, parse_special_, spans);
       // A part of a text that lost its start is not where the input starts; a whole one counts as
       // if it were.
       start &= spans.size() == 1 || !state_.normalizer || !state_.normalizer->StripsStart();

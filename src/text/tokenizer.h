@@ -48,6 +48,9 @@ struct EncodeOptions {
 struct EncodeReport {
   size_t lost = 0;  // characters (of byte-level vocabularies: bytes) that no token stands for
   size_t ill_formed_bytes = 0;  // bytes that were not UTF-8
+  // Steps of the model and of the search for added tokens: merges looked at, bytes looked up. Not
+  // those of the patterns. In proportion to the text, whatever stands in it.
+  size_t work = 0;
 };
 
 class Tokenizer {

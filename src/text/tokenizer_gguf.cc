@@ -34,6 +34,12 @@ Result<> CheckCounts(const GgufVocabulary& file, const std::string& source) {
     return Bad(source, fmt::format("tokenizer.ggml.token_type has {} entries, wanted {} as tokens",
                                    file.token_types.size(), count));
   }
+  for (size_t id = 0; id < file.token_types.size(); ++id) {
+    if (file.token_types[id] < 0 || file.token_types[id] > static_cast<int>(GgufTokenType::kByte)) {
+      return Bad(source, fmt::format("tokenizer.ggml.token_type[{}] is {}, wanted 0 to 6", id,
+                                     file.token_types[id]));
+    }
+  }
   if (file.model != "gpt2" && file.scores.size() != count) {
     return Bad(source, fmt::format("tokenizer.ggml.scores has {} entries, wanted {} as tokens",
                                    file.scores.size(), count));

@@ -90,6 +90,10 @@ Result<> ReadBpe(const JsonReader& model, const TokenizerFile& file, const std::
                      "wanted none",
                      source, dropout);
   }
+  if (model.Has("merges")) {  // a list is in the file's merges already
+    return MakeError(ErrorCode::kCorruptData,
+                     "[text.tokenizer_json] {}: model.merges: wanted a list", source);
+  }
   BpeOptions options;
   PENSTOCK_TRY_ASSIGN(options.fuse_unknown, model.BoolOr("fuse_unk", false));
   PENSTOCK_TRY_ASSIGN(options.byte_fallback, model.BoolOr("byte_fallback", false));

@@ -69,6 +69,7 @@ TEST(TokenizerFile, RefusesFilesThatContradictThemselves) {
   ExpectParts(ErrorOf(R"({"model": {"vocab": {"a": 4194304}}})"), {"model.vocab"});
   ExpectParts(ErrorOf(R"({"model": {"vocab": {"a": "b"}}})"), {"model.vocab", "a string"});
   ExpectParts(ErrorOf(R"({"model": {"vocab": []}})"), {"model.vocab"});
+  ExpectParts(ErrorOf(R"({"model": {"merges": "a b"}})"), {"model.merges", "a list"});
   ExpectParts(ErrorOf(R"({"model": {"unk_token": "?"}})"), {"unk_token"});
   ExpectParts(ErrorOf(R"({"added_tokens": [{"id": 0, "content": "<s>"}]})"), {"both have id 0"});
   ExpectParts(ErrorOf(R"({"post_processor": {"type": "TemplateProcessing", "single": [
@@ -218,6 +219,7 @@ TEST(GgufTokenizer, RefusesWhatItDoesNotKnowAndWhatContradictsItself) {
   ExpectParts(error([](auto& v) { v.model = "bert"; }), {"bert", "gpt2 llama t5"});
   ExpectParts(error([](auto& v) { v.tokens.clear(); }), {"tokens"});
   ExpectParts(error([](auto& v) { v.token_types.pop_back(); }), {"token_type"});
+  ExpectParts(error([](auto& v) { v.token_types.back() = 7; }), {"token_type[", "is 7", "0 to 6"});
   ExpectParts(error([](auto& v) { v.bos_id = 7; }), {"bos_token_id is 7"});
   ExpectParts(error([](auto& v) { v.bos_id = -1; }), {"bos_token_id is -1"});
   ExpectParts(error([](auto& v) { v.merges = {"ab"}; }), {"merges[0]"});

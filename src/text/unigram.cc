@@ -37,7 +37,7 @@ class Unigram : public Model {
   void Encode(std::string_view piece, ModelScratch& scratch, std::vector<int32_t>& ids,
               size_t& lost) const override {
     std::vector<ModelScratch::Node>& nodes = scratch.nodes;
-    FillLattice(piece, nodes);
+    scratch.work += FillLattice(piece, nodes);
     const size_t first_id = ids.size();
     // Backwards; runs of uncovered characters are joined.
     size_t end = piece.size();
@@ -60,7 +60,9 @@ class Unigram : public Model {
  private:
   static constexpr int32_t kUncovered = -2;
 
-  void FillLattice(std::string_view piece, std::vector<ModelScratch::Node>& nodes) const {
+  // Gives the bytes that were looked at.
+  size_t FillLattice(std::string_view piece, std::vector<ModelScratch::Node>& nodes) const {
+    size_t looked = 0;
     nodes.assign(piece.size() + 1, {});
     for (size_t begin = 0; begin < piece.size();) {
       const size_t character = SequenceLength(piece[begin]);
@@ -72,7 +74,7 @@ class Unigram : public Model {
           node = {so_far + score, id, static_cast<int64_t>(begin)};
         }
       };
-      trie_.ForEachPrefix(piece.substr(begin), [&](size_t length, int32_t id) {
+      looked += trie_.ForEachPrefix(piece.substr(begin), [&](size_t length, int32_t id) {
         offer(length, scores_[id], id);
         covered |= length == character;
       });
@@ -81,6 +83,7 @@ class Unigram : public Model {
       }
       begin += character;
     }
+    return looked;
   }
 
   void EmitBackwards(std::string_view text, std::vector<int32_t>& ids, size_t& lost) const {

@@ -39,12 +39,12 @@ Result<LoadedTokenizer> LoadTokenizer(const weights::TokenizerMaterial& material
   Json config;
   if (!material.tokenizer_config_json.empty()) {
     PENSTOCK_TRY_ASSIGN(config, ParseJson(material.tokenizer_config_json,
-                                          material.source + ": tokenizer_config.json"));
+                                          material.source + "/tokenizer_config.json"));
   }
-  PENSTOCK_TRY_ASSIGN(
-      text::Tokenizer tokenizer,
-      text::Tokenizer::FromTokenizerJson(material.tokenizer_json,
-                                         config.is_null() ? nullptr : &config, material.source));
+  PENSTOCK_TRY_ASSIGN(text::Tokenizer tokenizer,
+                      text::Tokenizer::FromTokenizerJson(material.tokenizer_json,
+                                                         config.is_null() ? nullptr : &config,
+                                                         material.source + "/tokenizer.json"));
   std::string chat_template = material.chat_template;
   if (chat_template.empty() && !config.is_null()) {
     chat_template = text::ChatTemplateText(config);
