@@ -19,6 +19,15 @@ std::string FormatSeconds(double seconds);
 // "12,345,678".
 std::string FormatCount(int64_t count);
 
+// "1 stage", "2 stages": the number and what it counts. `plural` where an s does not make it.
+template <class Number>
+std::string Counted(Number count, std::string_view noun, std::string_view plural = {}) {
+  if (count == 1 || plural.empty()) {
+    return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+  }
+  return fmt::format("{} {}", count, plural);
+}
+
 // "1500000", "1.5GB" (10^9), "1.5GiB" (2^30), "1500M"; case-insensitive, an optional trailing B.
 // Errors: kInvalidArgument naming `what`.
 Result<int64_t> ParseBytes(std::string_view text, std::string_view what);

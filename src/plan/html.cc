@@ -197,8 +197,8 @@ std::string ParetoPlot(const Context& context, const Answer& answer) {
   const auto add = [&](const Plan& p, bool best) {
     plot.points.push_back({training ? p.step_s : p.tpot_s, p.tokens_per_s,
                            p.layout.pp > 1 ? "s2" : "s1",
-                           fmt::format("{} ({} devices): {:.0f} tokens/s, {}", LayoutText(p.layout),
-                                       p.layout.devices(), p.tokens_per_s,
+                           fmt::format("{} ({}): {:.0f} tokens/s, {}", LayoutText(p.layout),
+                                       Counted(p.layout.devices(), "device"), p.tokens_per_s,
                                        FormatSeconds(training ? p.step_s : p.tpot_s)),
                            best});
   };
@@ -299,8 +299,8 @@ std::string Details(const Answer& answer) {
   std::string out;
   for (size_t i = 0; i < answer.search.plans.size() && i < 10; ++i) {
     const Plan& p = answer.search.plans[i];
-    out += fmt::format("<details{}><summary>{} ({} devices)</summary><ul>", i == 0 ? " open" : "",
-                       EscapeMarkup(LayoutText(p.layout)), p.layout.devices());
+    out += fmt::format("<details{}><summary>{} ({})</summary><ul>", i == 0 ? " open" : "",
+                       EscapeMarkup(LayoutText(p.layout)), Counted(p.layout.devices(), "device"));
     for (const std::string& line : p.arithmetic) {
       out += "<li>" + EscapeMarkup(line) + "</li>";
     }

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include "base/units.h"
 #include "plan/context.h"
 
 namespace penstock::plan {
@@ -30,8 +31,8 @@ std::string Impossible(const Context& context, const Layout& layout) {
     }
   }
   if (layout.stages() > model.num_layers()) {
-    return fmt::format("{} stages, more than the model's {} units (layers, embedding, head)",
-                       layout.stages(), model.num_layers());
+    return fmt::format("{}, more than the model's {} units (layers, embedding, head)",
+                       Counted(layout.stages(), "stage"), model.num_layers());
   }
   if (layout.chunks > 1 && layout.pp == 1) {
     return "chunks without pipeline stages change nothing";

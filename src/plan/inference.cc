@@ -603,19 +603,21 @@ void ExplainInference(const Context& context, Plan& plan) {
   const InferenceWorkload& w = context.workload->inference;
   std::vector<std::string>& a = plan.arithmetic;
   a.clear();
-  a.push_back(fmt::format("{} devices = tp {} x pp {} x dp {}", l.devices(), l.tp, l.pp, l.dp));
-  a.push_back(fmt::format("{} groups of {} sequences in flight per replica", l.micro_batches,
-                          l.micro_batch));
+  a.push_back(
+      fmt::format("{} = tp {} x pp {} x dp {}", Counted(l.devices(), "device"), l.tp, l.pp, l.dp));
+  a.push_back(fmt::format("{} of {} in flight per replica", Counted(l.micro_batches, "group"),
+                          Counted(l.micro_batch, "sequence")));
   double sum = 0;
   double slowest = 0;
   for (const double s : plan.stage_s) {
     sum += s;
     slowest = std::max(slowest, s);
   }
-  a.push_back(fmt::format(
-      "lap = max(sum of stages {} + hops {}, {} groups x slowest stage {}) + host {} = {}",
-      FormatSeconds(sum), FormatSeconds(plan.hop_s), l.micro_batches, FormatSeconds(slowest),
-      FormatSeconds(context.calibration().fixed_per_step_s), FormatSeconds(plan.step_s)));
+  a.push_back(
+      fmt::format("lap = max(sum of stages {} + hops {}, {} x slowest stage {}) + host {} = {}",
+                  FormatSeconds(sum), FormatSeconds(plan.hop_s), Counted(l.micro_batches, "group"),
+                  FormatSeconds(slowest), FormatSeconds(context.calibration().fixed_per_step_s),
+                  FormatSeconds(plan.step_s)));
   a.push_back(BusiestLine("per lap", plan));
   a.back() +=
       fmt::format(" + idle {} = {}", FormatSeconds(plan.bubble_s), FormatSeconds(plan.step_s));

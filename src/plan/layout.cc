@@ -47,9 +47,10 @@ Result<> ParseLayers(std::string_view value, int64_t decoder_layers, Fixed& fixe
   const int64_t sum = std::accumulate(fixed.layers.begin(), fixed.layers.end(), int64_t{0});
   if (sum != decoder_layers) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     "[plan.layout] --fix layers={}: {} layers in {} stages, wanted the model's {} "
+                     "[plan.layout] --fix layers={}: {} in {}, wanted the model's {} "
                      "decoder layers, each in one stage",
-                     value, sum, fixed.layers.size(), decoder_layers);
+                     value, Counted(sum, "layer"), Counted(fixed.layers.size(), "stage"),
+                     decoder_layers);
   }
   return {};
 }

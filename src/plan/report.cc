@@ -317,23 +317,23 @@ std::vector<std::string> Assumptions(const Context& context) {
         "workload: {:.0f} prompt and {:.0f} output tokens, {}, targets: first token {}, token {}",
         w.prompt_tokens.mean, w.output_tokens.mean,
         w.arrivals() ? fmt::format("{:.3g} requests/s", w.requests_per_s)
-                     : fmt::format("{:.0f} sequences together", w.sequences),
+                     : Counted(std::llround(w.sequences), "sequence") + " together",
         w.max_ttft_s > 0 ? FormatSeconds(w.max_ttft_s) : std::string("none"),
         w.max_tpot_s > 0 ? FormatSeconds(w.max_tpot_s) : std::string("none")));
   } else {
     const TrainingWorkload& w = context.workload->training;
-    out.push_back(fmt::format("workload: {} sequences of {} tokens per step, {} with {} gradients",
-                              w.global_batch, w.sequence_tokens, w.optimizer,
-                              w.fp32_gradients ? "32-bit" : "16-bit"));
+    out.push_back(fmt::format(
+        "workload: {} of {} per step, {} with {} gradients", Counted(w.global_batch, "sequence"),
+        Counted(w.sequence_tokens, "token"), w.optimizer, w.fp32_gradients ? "32-bit" : "16-bit"));
   }
   out.push_back(fmt::format("{}: {} ({})", s.name, s.device.name, s.device.source));
   out.push_back(
       fmt::format("kept free per device: {}", FormatBytes(s.device.memory_reserve_bytes)));
   for (const hw::LinkLevel& link : s.links) {
-    out.push_back(fmt::format("{}{}: {}/s, {} ({})", link.name,
-                              link.span > 0 ? fmt::format(" ({} devices)", link.span) : "",
-                              FormatBytes(link.bandwidth), FormatSeconds(link.latency_s),
-                              link.source));
+    out.push_back(
+        fmt::format("{}{}: {}/s, {} ({})", link.name,
+                    link.span > 0 ? fmt::format(" ({})", Counted(link.span, "device")) : "",
+                    FormatBytes(link.bandwidth), FormatSeconds(link.latency_s), link.source));
   }
   out.push_back(
       fmt::format("reached rates ({}): matrix products {:.0f} % of the peak, memory {:.0f} %",

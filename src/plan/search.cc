@@ -7,6 +7,7 @@
 #include <map>
 #include <tuple>
 
+#include "base/units.h"
 #include "plan/inference.h"
 #include "plan/memory.h"
 #include "plan/training.h"
@@ -257,7 +258,8 @@ void Searcher::InferenceOf(int64_t tp, int64_t pp, InferencePricer& pricer) {
         }
         std::string why = Impossible(context_, plan.layout);
         if (why.empty() && plan.layout.devices() > options_.devices) {
-          why = fmt::format("needs {} devices of {}", plan.layout.devices(), options_.devices);
+          why = fmt::format("needs {} of {}", Counted(plan.layout.devices(), "device"),
+                            options_.devices);
         }
         if (!why.empty()) {
           plan.layout.cut.assign(static_cast<size_t>(std::min<int64_t>(pp, 1 << 12)), 0);
@@ -427,7 +429,7 @@ void Searcher::Training() {
       plan.layout = layout;
       plan.layout.cut.assign(static_cast<size_t>(std::min<int64_t>(layout.pp, 1 << 12)), 0);
       Reject(std::move(plan), [&](const Plan&) {
-        return fmt::format("needs {} devices of {}", layout.devices(), options_.devices);
+        return fmt::format("needs {} of {}", Counted(layout.devices(), "device"), options_.devices);
       });
       continue;
     }

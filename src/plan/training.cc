@@ -502,10 +502,12 @@ void ExplainTraining(const Context& context, Plan& plan) {
   const TrainingWorkload& w = context.workload->training;
   std::vector<std::string>& a = plan.arithmetic;
   a.clear();
-  a.push_back(fmt::format("{} devices = tp {} x cp {} x dp {} x pp {}", l.devices(), l.tp, l.cp,
-                          l.dp, l.pp));
-  a.push_back(fmt::format("{} micro-batches of {} sequences on each of {} replicas = {} sequences",
-                          l.micro_batches, l.micro_batch, l.dp, w.global_batch));
+  a.push_back(fmt::format("{} = tp {} x cp {} x dp {} x pp {}", Counted(l.devices(), "device"),
+                          l.tp, l.cp, l.dp, l.pp));
+  a.push_back(fmt::format("{} of {} on each of {} = {}",
+                          Counted(l.micro_batches, "micro-batch", "micro-batches"),
+                          Counted(l.micro_batch, "sequence"), Counted(l.dp, "replica"),
+                          Counted(w.global_batch, "sequence")));
   double slowest = 0;
   for (const double s : plan.stage_s) {
     slowest = std::max(slowest, s);

@@ -424,8 +424,8 @@ void ExplainStep(Verdict& v) {
 }
 
 std::string NearestText(const Rejected& r) {
-  return fmt::format("{} ({} devices): {}", LayoutText(r.plan.layout), r.plan.layout.devices(),
-                     r.why);
+  return fmt::format("{} ({}): {}", LayoutText(r.plan.layout),
+                     Counted(r.plan.layout.devices(), "device"), r.why);
 }
 
 std::string Money(const Plan& plan) {

@@ -44,8 +44,8 @@ class Searcher {
 };
 
 std::string Where(const Plan& plan) {
-  return fmt::format("{} ({} devices, {} of {} on the fullest)", LayoutText(plan.layout),
-                     plan.layout.devices(), FormatBytes(plan.memory.peak()),
+  return fmt::format("{} ({}, {} of {} on the fullest)", LayoutText(plan.layout),
+                     Counted(plan.layout.devices(), "device"), FormatBytes(plan.memory.peak()),
                      FormatBytes(plan.memory.capacity - plan.memory.reserve));
 }
 
@@ -111,7 +111,7 @@ std::optional<std::string> MoreDevices(const Context& context, const SearchOptio
       without = middle;
     }
   }
-  return fmt::format("With {} devices of this kind{} it fits: {}.", with,
+  return fmt::format("With {} of this kind{} it fits: {}.", Counted(with, "device"),
                      with - without > 1 ? " (perhaps with fewer)" : "", Where(*plan));
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "base/units.h"
 #include "runtime/train_edges.h"
 #include "runtime/train_rank.h"
 #include "schedule/passes.h"
@@ -222,9 +223,8 @@ Result<Schedule> PrepareTrainSchedule(const Schedule& compute, const model::Grap
                                       const model::Partition& partition,
                                       const TrainScheduleOptions& options) {
   if (compute.num_stages() != partition.num_stages()) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[runtime.schedule] {} has {} stages, the cut has {}", compute.name,
-                     compute.num_stages(), partition.num_stages());
+    return MakeError(ErrorCode::kInvalidArgument, "[runtime.schedule] {} has {}, the cut has {}",
+                     compute.name, Counted(compute.num_stages(), "stage"), partition.num_stages());
   }
   if (compute.steps != 1) {
     return MakeError(ErrorCode::kInvalidSchedule,

@@ -4,6 +4,8 @@
 #include <map>
 #include <set>
 
+#include "base/units.h"
+
 namespace penstock::runtime {
 namespace {
 
@@ -124,7 +126,7 @@ std::string WeightRule::Summary() const {
   }
   std::string text;
   for (const auto& [name, count] : counts) {
-    text += fmt::format("{}{} ({} tensors)", text.empty() ? "" : ", ", name, count);
+    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", name, Counted(count, "tensor"));
   }
   return text;
 }

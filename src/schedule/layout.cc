@@ -4,6 +4,7 @@
 #include <charconv>
 #include <string>
 
+#include "base/units.h"
 #include "schedule/placement.h"
 
 namespace penstock::schedule {
@@ -148,14 +149,14 @@ Result<> CheckOrder(const std::string& symbols) {
 
 Result<std::vector<LayoutStage>> ParseLayout(std::string_view text, int ranks) {
   if (ranks < 1 || ranks > kMaxStages)
-    return Refuse(fmt::format("{} ranks", ranks), fmt::format("1 to {}", kMaxStages));
+    return Refuse(Counted(ranks, "rank"), fmt::format("1 to {}", kMaxStages));
   PENSTOCK_TRY_ASSIGN(const std::string symbols, Expander(text).Run());
   if (symbols.empty())
     return Refuse("an empty layout", "E, then decoder layers, then L");
   PENSTOCK_TRY(CheckOrder(symbols));
   const auto stages = std::count(symbols.begin(), symbols.end(), '|') + 1;
   if (stages > kMaxStages || stages % ranks != 0) {
-    return Refuse(fmt::format("{} stages on {} ranks", stages, ranks),
+    return Refuse(fmt::format("{} on {}", Counted(stages, "stage"), Counted(ranks, "rank")),
                   fmt::format("a multiple of {} up to {}", ranks, kMaxStages));
   }
   std::vector<LayoutStage> layout(1);

@@ -68,13 +68,14 @@ Result<> CheckMemory(const RunSetup& setup, const RunOptions& options) {
     if (memory.figures.total > memory.limit_bytes) {
       return MakeError(ErrorCode::kOutOfMemory,
                        "[serve.setup] rank {} needs {} bytes ({} of weights, {} of KV for {} "
-                       "sequences of {} tokens, {} of the rest), but {} bytes are "
+                       "of {}, {} of the rest), but {} bytes are "
                        "free{}\nfewer sequences, a smaller --context, more --stages or smaller "
                        "--weights would need less",
                        rank, memory.figures.total,
                        FormatBytes(static_cast<double>(memory.figures[MemoryCategory::kWeights])),
                        FormatBytes(static_cast<double>(memory.figures[MemoryCategory::kKv])),
-                       setup.demand.sequences, setup.demand.positions,
+                       Counted(setup.demand.sequences, "sequence"),
+                       Counted(setup.demand.positions, "token"),
                        FormatBytes(static_cast<double>(memory.figures.total -
                                                        memory.figures[MemoryCategory::kWeights] -
                                                        memory.figures[MemoryCategory::kKv])),
@@ -126,9 +127,10 @@ Result<RunSetup> MakeRunSetup(const ModelBundle& bundle, const RunOptions& optio
                                              : static_cast<int64_t>(options.cut.size()) + 1;
   if (!options.cut.empty() && options.stages > 0 && options.stages != stages) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     "[serve.setup] --stages {} and --cut with {} entries (which makes {} stages) "
+                     "[serve.setup] --stages {} and --cut with {} (which makes {}) "
                      "contradict each other",
-                     options.stages, options.cut.size(), stages);
+                     options.stages, Counted(options.cut.size(), "entry", "entries"),
+                     Counted(stages, "stage"));
   }
   PENSTOCK_TRY_ASSIGN(setup.partition, Cut(graph, options, stages));
   PENSTOCK_TRY_ASSIGN(setup.context, ContextOf(bundle.model.config, options.context));

@@ -284,8 +284,9 @@ std::string ComparisonText(const Comparison& comparison, int most_actions) {
                        Percent(row->planned_s, row->measured_s));
   }
   if (!comparison.only_planned.empty() || !comparison.only_measured.empty()) {
-    out += fmt::format("\nonly planned: {} actions; only measured: {} actions\n",
-                       comparison.only_planned.size(), comparison.only_measured.size());
+    out += fmt::format("\nonly planned: {}; only measured: {}\n",
+                       Counted(comparison.only_planned.size(), "action"),
+                       Counted(comparison.only_measured.size(), "action"));
   }
   return out;
 }

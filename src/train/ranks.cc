@@ -5,6 +5,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/units.h"
+
 namespace penstock::train {
 
 TrainOptions ResolvedOptions(TrainOptions options, const TrainConfig& config, bool across) {
@@ -32,9 +34,10 @@ Result<> CheckRanks(const TrainConfig& config, const comm::Channel* channel) {
   const int64_t wanted = config.pipeline.stages * config.pipeline.replicas;
   if (channel != nullptr && channel->size() != wanted) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     "[train.ranks] mpirun started {} ranks, but pipeline.stages {} x "
+                     "[train.ranks] mpirun started {}, but pipeline.stages {} x "
                      "pipeline.replicas {} are {}",
-                     channel->size(), config.pipeline.stages, config.pipeline.replicas, wanted);
+                     Counted(channel->size(), "rank"), config.pipeline.stages,
+                     config.pipeline.replicas, wanted);
   }
   return {};
 }

@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "weights/derived_source.h"
 #include "weights/folder_names.h"
 #include "weights/matrix_slice.h"
@@ -130,7 +131,8 @@ class FolderIndex {
     std::string missing;
     for (const auto& [file, count] : shards) {
       if (!FileExists(folder_ + "/" + file)) {
-        missing += (missing.empty() ? "" : ", ") + fmt::format("{} ({} tensors)", file, count);
+        missing +=
+            (missing.empty() ? "" : ", ") + fmt::format("{} ({})", file, Counted(count, "tensor"));
       }
     }
     if (!missing.empty()) {
@@ -385,7 +387,8 @@ Result<std::unique_ptr<ModelFiles>> OpenFolderModel(const std::string& path) {
         return tensor.name.starts_with("vision_tower.") || tensor.name.starts_with("mm_projector.");
       });
   if (vision > 0) {
-    LogNote("{}: {} tensors of a vision tower are skipped: the text model runs", path, vision);
+    LogNote("{}: {} of a vision tower skipped: the text model runs", path,
+            Counted(vision, "tensor"));
   }
   return std::unique_ptr<ModelFiles>(std::make_unique<FolderModel>(
       path, std::move(index), std::move(config), std::move(generation)));

@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/units.h"
 #include "weights/byte_reader.h"
 #include "weights/gguf_types.h"
 
@@ -87,12 +88,12 @@ class Parser {
     // Each entry takes some bytes: a count that can't fit is a lie, found before anything is
     // reserved for it.
     if (*keys > reader_.remaining() / kSmallestKeyValue) {
-      return Corrupt("{} metadata keys in {} bytes, wanted at most {}", *keys, bytes_.size(),
-                     reader_.remaining() / kSmallestKeyValue);
+      return Corrupt("{} in {} bytes, wanted at most {}", Counted(*keys, "metadata key"),
+                     bytes_.size(), reader_.remaining() / kSmallestKeyValue);
     }
     if (*tensors > reader_.remaining() / kSmallestTensor) {
-      return Corrupt("{} tensors in {} bytes, wanted at most {}", *tensors, bytes_.size(),
-                     reader_.remaining() / kSmallestTensor);
+      return Corrupt("{} in {} bytes, wanted at most {}", Counted(*tensors, "tensor"),
+                     bytes_.size(), reader_.remaining() / kSmallestTensor);
     }
     return {};
   }

@@ -3,6 +3,7 @@
 #include <cctype>
 #include <utility>
 
+#include "base/units.h"
 #include "weights/dequantize.h"
 
 namespace penstock::weights {
@@ -173,10 +174,9 @@ Result<GgufSet> GgufSet::Open(const std::string& path) {
     PENSTOCK_TRY(set.AddFile(std::move(part_file), std::move(part_header)));
   }
   if (keys.tensors.has_value() && *keys.tensors != static_cast<int64_t>(set.tensors_.size())) {
-    return MakeError(
-        ErrorCode::kCorruptData,
-        "[weights.gguf] {}: the split set holds {} tensors, wanted {} (split.tensors.count)", path,
-        set.tensors_.size(), *keys.tensors);
+    return MakeError(ErrorCode::kCorruptData,
+                     "[weights.gguf] {}: the split set holds {}, wanted {} (split.tensors.count)",
+                     path, Counted(set.tensors_.size(), "tensor"), *keys.tensors);
   }
   return set;
 }

@@ -211,8 +211,8 @@ void ReportFarTooFew(Proof& proof, int64_t triples) {
   proof.problems.AddAbsent(ProblemKind::kMissing,
                            s.RankOf(action.stage, action.micro_batch).value(), action, [&] {
                              return fmt::format(
-                                 "{} of {} forwards are missing ({} stages x {} micro-batches x {} "
-                                 "slices); this is the first",
+                                 "{} of {} forwards missing (stages {} x micro-batches {} x slices "
+                                 "{}); this is the first",
                                  triples - static_cast<int64_t>(seen.size()), triples,
                                  s.num_stages(), s.total_micro_batches(), s.slices);
                            });
