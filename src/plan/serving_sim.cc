@@ -37,10 +37,14 @@ class Machine {
  public:
   explicit Machine(const ServingQuestion& q)
       : q_(q),
-        steps_(q.rules, q.requests),
+        steps_(q.rules),
         running_(q.units.size()),
         queues_(q.units.size()),
         busy_(q.units.size(), 0) {
+    for (const Request& request : q.requests) {
+      steps_.Add({std::max<int64_t>(1, request.prompt_tokens),
+                  std::max<int64_t>(1, request.output_tokens)});
+    }
     int32_t first = 0;
     for (const int32_t units : q.units) {
       stages_.emplace_back(*q.model, first, first + units, q.formats, *q.engine);
@@ -167,8 +171,10 @@ void Machine::Decide() {
 
 void Machine::TakeResult(int64_t number) {
   const Step& step = live_.at(number);
+  steps_.OnResult(number);
   for (const StepSlice& slice : step.slices) {
-    if (slice.selected) {
+    if (slice.complete) {
+      steps_.OnToken(slice.sequence, /*last=*/false);
       const auto s = static_cast<size_t>(slice.sequence);
       if (first_token_s_[s] < 0) {
         first_token_s_[s] = now_s_;
@@ -178,7 +184,6 @@ void Machine::TakeResult(int64_t number) {
       tokens_at_s_.push_back(now_s_);
     }
   }
-  steps_.OnResult(step);
   results_.erase(number);
   live_.erase(number);
 }

@@ -16,30 +16,45 @@ int64_t Step::rows() const {
 }
 
 int64_t Step::selected() const {
-  return std::count_if(slices.begin(), slices.end(),
-                       [](const StepSlice& slice) { return slice.selected; });
+  int64_t selected = 0;
+  for (const StepSlice& slice : slices) {
+    selected += slice.selected;
+  }
+  return selected;
 }
 
-ServingSteps::ServingSteps(const StepRules& rules, const std::vector<Request>& requests)
-    : rules_(rules) {
+ServingSteps::ServingSteps(const StepRules& rules) : rules_(rules) {
   PENSTOCK_CHECK(rules.groups >= 1 && rules.max_rows >= 1 && rules.prefill_chunk >= 1,
                  "rules have groups and rows");
-  for (const Request& request : requests) {
-    active_.insert(static_cast<int32_t>(sequences_.size()));
-    sequences_.push_back({Phase::kPrefill, std::max<int64_t>(1, request.prompt_tokens), 0, 0,
-                          std::max<int64_t>(1, request.output_tokens)});
-  }
+}
+
+int32_t ServingSteps::Add(const Request& request) {
+  PENSTOCK_CHECK(request.prompt_tokens >= 1, "a sequence has a prompt");
+  const auto sequence = static_cast<int32_t>(sequences_.size());
+  sequences_.push_back({Phase::kPrefill, request.prompt_tokens, 0, 0, request.output_tokens});
+  active_.insert(sequence);
+  return sequence;
+}
+
+void ServingSteps::Continue(int32_t sequence, int64_t tokens, int64_t output_tokens) {
+  Sequence& s = At(sequence);
+  PENSTOCK_CHECK(s.phase == Phase::kFinished, "only a finished sequence goes on");
+  s.length += tokens;
+  s.phase = Phase::kPrefill;
+  s.produced = 0;
+  s.wanted = output_tokens;
+  active_.insert(sequence);
 }
 
 void ServingSteps::AddRows(Step& step, int32_t sequence, int64_t rows) {
-  Sequence& s = sequences_[static_cast<size_t>(sequence)];
-  const int64_t first = s.computed;
+  Sequence& s = At(sequence);
+  StepSlice slice{sequence, s.computed, rows, 0, s.computed + rows == s.length};
   s.computed += rows;
-  const bool complete = s.computed == s.length;
-  if (complete) {
+  if (slice.complete) {
     s.phase = Phase::kAwaiting;
   }
-  step.slices.push_back({sequence, first, rows, complete});
+  slice.selected = rules_.select_all ? rows : (slice.complete ? 1 : 0);
+  step.slices.push_back(slice);
 }
 
 void ServingSteps::AddDecodeRows(Step& step) {
@@ -47,8 +62,7 @@ void ServingSteps::AddDecodeRows(Step& step) {
     if (step.rows() >= rules_.max_rows) {
       return;
     }
-    if (sequence % rules_.groups == next_group_ &&
-        sequences_[static_cast<size_t>(sequence)].phase == Phase::kReady) {
+    if (group(sequence) == next_group_ && At(sequence).phase == Phase::kReady) {
       AddRows(step, sequence, 1);
     }
   }
@@ -58,7 +72,7 @@ void ServingSteps::AddPrefillRows(Step& step) {
   double budget =
       ChunkCost(rules_.attention_share, 0, rules_.prefill_chunk) - static_cast<double>(step.rows());
   for (const int32_t sequence : active_) {
-    const Sequence& s = sequences_[static_cast<size_t>(sequence)];
+    const Sequence& s = At(sequence);
     if (s.phase != Phase::kPrefill) {
       continue;
     }
@@ -75,14 +89,11 @@ void ServingSteps::AddPrefillRows(Step& step) {
 }
 
 ServingSteps::Next ServingSteps::Advance(Step& step, int64_t& awaited) {
-  if (active_.empty()) {
-    if (outstanding_.empty()) {
-      return Next::kDone;
-    }
-    awaited = *outstanding_.begin();
-    return Next::kNeedResult;
+  if (active_.empty() && outstanding_.empty()) {
+    return Next::kDone;
   }
-  if (!outstanding_.empty() && *outstanding_.begin() <= next_step_ - rules_.groups) {
+  const bool behind = !outstanding_.empty() && *outstanding_.begin() <= next_step_ - rules_.groups;
+  if (active_.empty() || behind) {
     awaited = *outstanding_.begin();
     return Next::kNeedResult;
   }
@@ -94,7 +105,8 @@ ServingSteps::Next ServingSteps::Advance(Step& step, int64_t& awaited) {
     next_group_ = (next_group_ + 1) % rules_.groups;
   }
   if (step.slices.empty()) {
-    PENSTOCK_CHECK(!outstanding_.empty(), "an active sequence has rows or a result to come");
+    PENSTOCK_CHECK(!outstanding_.empty(),
+                   "an active sequence has rows to compute or a result to come");
     awaited = *outstanding_.begin();
     return Next::kNeedResult;
   }
@@ -105,21 +117,31 @@ ServingSteps::Next ServingSteps::Advance(Step& step, int64_t& awaited) {
   return Next::kStep;
 }
 
-void ServingSteps::OnResult(const Step& step) {
-  outstanding_.erase(step.number);
-  for (const StepSlice& slice : step.slices) {
-    if (!slice.selected) {
-      continue;
-    }
-    Sequence& s = sequences_[static_cast<size_t>(slice.sequence)];
-    ++s.produced;
-    ++s.length;
-    s.phase = Phase::kReady;
-    if (s.produced >= s.wanted) {
-      s.phase = Phase::kFinished;
-      active_.erase(slice.sequence);
-    }
+void ServingSteps::OnResult(int64_t number) {
+  outstanding_.erase(number);
+}
+
+bool ServingSteps::OnToken(int32_t sequence, bool last) {
+  Sequence& s = At(sequence);
+  if (s.phase != Phase::kAwaiting) {
+    return false;
   }
+  ++s.produced;
+  if (last) {
+    Finish(sequence);
+    return true;
+  }
+  ++s.length;
+  s.phase = Phase::kReady;
+  if (s.produced >= s.wanted) {
+    Finish(sequence);
+  }
+  return true;
+}
+
+void ServingSteps::Finish(int32_t sequence) {
+  At(sequence).phase = Phase::kFinished;
+  active_.erase(sequence);
 }
 
 }  // namespace penstock::plan

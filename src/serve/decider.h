@@ -1,36 +1,25 @@
-// The decider: which rows make up the next micro-batch. Pure: no clock, no tensors, no transport,
-// so that a simulator can run it too.
-//
-// Groups circulate through the stages (decode ring): step plan n belongs to one group, and a
-// sequence of group g is decoded in plans of group g. Plan n uses results of plans up to n - G
-// only, G being the number of groups, so what it says does not depend on timing. Sequences are
-// dealt evenly over groups. Prefill is cut into chunks of equal cost (attention grows with the
-// prefix, so later chunks are shorter), which follow each other through the stages without waiting
-// for results; chunks of one plan may belong to several sequences, beside the group's decode rows.
+// The decider: numbered step plans. Which rows make up the next micro-batch is decided in
+// plan/serving_steps.h, by counts, so that the planner's simulation runs the same rules; here are
+// the tokens of the rows and the KV pages of their sequences. Pure: no clock, no tensors, no
+// transport.
 
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <set>
 #include <span>
 #include <variant>
 #include <vector>
 
 #include "base/result.h"
+#include "plan/serving_steps.h"
 #include "runtime/step_plan.h"
 #include "serve/block_manager.h"
 
 namespace penstock::serve {
 
 struct DeciderConfig {
-  int32_t groups = 1;
-  int64_t max_rows = 0;       // rows of one plan
-  int64_t prefill_chunk = 0;  // tokens of a prompt's first chunk, at most max_rows
-  double attention_share =
-      0;  // cost of one row looking back one position, over the rest of the row's cost
-  bool select_all = false;  // every row of a prompt yields logits (scores), not only the last one
-  int64_t context = 0;      // most positions of a sequence
+  plan::StepRules rules;
+  int64_t context = 0;  // most positions of a sequence
   int64_t long_rope_from =
       0;  // sequences whose full length exceeds this use LongRoPE's long factors; 0: no such model
 };
@@ -71,9 +60,9 @@ class Decider {
   // Gives back the pages of a finished sequence.
   void Release(int32_t sequence);
 
-  bool finished(int32_t sequence) const { return At(sequence).phase == Phase::kFinished; }
+  bool finished(int32_t sequence) const { return steps_.finished(sequence); }
 
-  int32_t group(int32_t sequence) const { return sequence % config_.groups; }
+  int32_t group(int32_t sequence) const { return steps_.group(sequence); }
 
   int64_t length(int32_t sequence) const {
     return static_cast<int64_t>(At(sequence).tokens.size());
@@ -82,19 +71,8 @@ class Decider {
   std::span<const int32_t> tokens(int32_t sequence) const { return At(sequence).tokens; }
 
  private:
-  enum class Phase : uint8_t {
-    kPrefill,   // tokens wait to be computed
-    kAwaiting,  // the last row is under way
-    kReady,     // the sampled token is known and not computed yet
-    kFinished,
-  };
-
   struct Sequence {
-    Phase phase = Phase::kPrefill;
     std::vector<int32_t> tokens;  // prompt and generated
-    int64_t computed = 0;         // positions whose rows were planned
-    int64_t produced = 0;         // since the last Admit or Continue
-    int64_t max_new = 0;
     bool long_rope = false;
   };
 
@@ -102,18 +80,12 @@ class Decider {
 
   Sequence& At(int32_t sequence) { return sequences_[static_cast<size_t>(sequence)]; }
 
-  void AddRows(runtime::StepPlan& plan, int32_t sequence, int64_t rows);
-  void AddDecodeRows(runtime::StepPlan& plan);
-  void AddPrefillRows(runtime::StepPlan& plan);
-  // Rows that cost as much as a first chunk, for a sequence whose prefix is this long.
+  void AddSlice(runtime::StepPlan& plan, const plan::StepSlice& rows);
 
   DeciderConfig config_;
+  plan::ServingSteps steps_;
   BlockManager blocks_;
   std::vector<Sequence> sequences_;
-  std::set<int32_t> active_;       // not finished
-  std::set<int64_t> outstanding_;  // plans whose results are awaited
-  int64_t next_step_ = 0;
-  int32_t next_group_ = 0;
 };
 
 }  // namespace penstock::serve

@@ -15,9 +15,9 @@ runtime::StatePools OnePool(int64_t window = 0) {
 
 DeciderConfig Config(int32_t groups, int64_t chunk) {
   DeciderConfig config;
-  config.groups = groups;
-  config.prefill_chunk = chunk;
-  config.max_rows = chunk + 8;
+  config.rules.groups = groups;
+  config.rules.prefill_chunk = chunk;
+  config.rules.max_rows = chunk + 8;
   config.context = 512;
   return config;
 }
@@ -117,7 +117,7 @@ TEST(Decider, KeepsAsManyDecodePlansInFlightAsThereAreGroups) {
 
 TEST(Decider, ShortensLaterChunksWhenAttentionCosts) {
   DeciderConfig config = Config(1, 100);
-  config.attention_share = 0.01;
+  config.rules.attention_share = 0.01;
   Decider decider(config, BlockManager(OnePool(), {1000}, 108));
   ASSERT_TRUE(decider.Admit(std::vector<int32_t>(400, 1), 1).ok());
   Player player(decider);

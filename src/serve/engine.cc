@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "base/units.h"
 
 namespace penstock::serve {
 namespace {
@@ -61,11 +62,11 @@ int64_t LongRopeFrom(const model::Graph& graph) {
 
 DeciderConfig ConfigFor(const RunSetup& setup, const model::Graph& graph) {
   DeciderConfig config;
-  config.groups = setup.groups;
-  config.max_rows = setup.limits.rows;
-  config.prefill_chunk = setup.prefill_chunk;
-  config.attention_share = setup.attention_share;
-  config.select_all = setup.demand.mode != HeadMode::kSample;
+  config.rules.groups = setup.groups;
+  config.rules.max_rows = setup.limits.rows;
+  config.rules.prefill_chunk = setup.prefill_chunk;
+  config.rules.attention_share = setup.attention_share;
+  config.rules.select_all = setup.demand.mode != HeadMode::kSample;
   config.context = setup.context;
   config.long_rope_from = LongRopeFrom(graph);
   return config;
@@ -82,8 +83,8 @@ runtime::StageWeights::Progress ProgressOf(const LoadProgress& progress, const R
 
 Error WrongRanks(int32_t started, int32_t stages) {
   return MakeError(ErrorCode::kInvalidArgument,
-                   "[serve.engine] mpirun started {} ranks, but --stages or --cut make {} stages",
-                   started, stages);
+                   "[serve.engine] mpirun started {}, but --stages or --cut make {}",
+                   Counted(started, "rank"), Counted(stages, "stage"));
 }
 
 }  // namespace
@@ -259,7 +260,9 @@ Result<comm::Message> Engine::AwaitResult(int64_t step) {
   const int32_t last = setup_.ranks() - 1;
   auto message = channels_[0]->ReceiveNext(
       runtime::ResultLane(last), runtime::ResultDeadline(options_.deadline_s, setup_.ranks()));
-  if (!message.ok() && message.error().code != ErrorCode::kPeerLost) {
+  const bool others_words = !message.ok() && message.error().code == ErrorCode::kPeerLost &&
+                            !channels_[0]->across_processes();
+  if (!message.ok() && !others_words) {
     return MakeError(message.error().code,
                      "rank 0 (stage 0), the result of stage {} for step {}: {}", last, step,
                      message.error().message);

@@ -1,10 +1,12 @@
-// The planner's account of micro-batches (plan/serving_steps.h) against the decider itself.
+// The engine's plans are the steps of the rules that the planner simulates (plan/serving_steps.h),
+// with the tokens of their rows.
 
 #include "plan/serving_steps.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "serve/decider.h"
 
@@ -23,17 +25,16 @@ void ExpectSameSteps(const Case& c) {
   const auto per_group =
       (static_cast<int64_t>(c.requests.size()) + c.groups - 1) / static_cast<int64_t>(c.groups);
   DeciderConfig config;
-  config.groups = c.groups;
-  config.prefill_chunk = c.chunk;
-  config.max_rows = c.chunk + per_group;
-  config.attention_share = c.attention_share;
+  config.rules = {c.groups, c.chunk + per_group, c.chunk, c.attention_share};
   config.context = 4096;
-  Decider decider(config, BlockManager({{0}, {0}}, {100000}, config.max_rows));
+  Decider decider(config, BlockManager({{0}, {0}}, {100000}, config.rules.max_rows));
+  plan::ServingSteps steps(config.rules);
   for (const plan::Request& request : c.requests) {
-    const std::vector<int32_t> prompt(static_cast<size_t>(request.prompt_tokens), 7);
+    std::vector<int32_t> prompt(static_cast<size_t>(request.prompt_tokens));
+    std::iota(prompt.begin(), prompt.end(), 0);  // a token says its position
     ASSERT_TRUE(decider.Admit(prompt, request.output_tokens).ok());
+    steps.Add(request);
   }
-  plan::ServingSteps steps({c.groups, config.max_rows, c.chunk, c.attention_share}, c.requests);
   std::vector<std::pair<runtime::StepPlan, plan::Step>> live;
   int64_t compared = 0;
   for (;;) {
@@ -54,10 +55,16 @@ void ExpectSameSteps(const Case& c) {
       decider.OnResult(need->step);
       for (const runtime::SequenceSlice& slice : it->first.slices) {
         if (slice.selected() > 0) {
-          decider.OnToken(slice.sequence, 7, false);
+          const auto position = static_cast<int32_t>(slice.first_position + slice.rows());
+          decider.OnToken(slice.sequence, position, false);
         }
       }
-      steps.OnResult(it->second);
+      steps.OnResult(it->second.number);
+      for (const plan::StepSlice& slice : it->second.slices) {
+        if (slice.complete) {
+          EXPECT_TRUE(steps.OnToken(slice.sequence, false));
+        }
+      }
       live.erase(it);
       continue;
     }
@@ -70,7 +77,10 @@ void ExpectSameSteps(const Case& c) {
       ASSERT_EQ(step.slices[i].sequence, plan.slices[i].sequence);
       ASSERT_EQ(step.slices[i].first, plan.slices[i].first_position);
       ASSERT_EQ(step.slices[i].rows, plan.slices[i].rows());
-      ASSERT_EQ(step.slices[i].selected, plan.slices[i].selected() > 0);
+      ASSERT_EQ(step.slices[i].selected, plan.slices[i].selected());
+      for (int64_t row = 0; row < plan.slices[i].rows(); ++row) {
+        ASSERT_EQ(plan.slices[i].tokens[static_cast<size_t>(row)], step.slices[i].first + row);
+      }
     }
     ++compared;
     live.emplace_back(plan, step);
