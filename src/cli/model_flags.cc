@@ -121,8 +121,8 @@ Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> chann
                                             : static_cast<int64_t>(options.cut.size()) + 1;
   if (channel == nullptr && ranks * std::max<int64_t>(1, flags.threads) > kernels::UsableCores() &&
       ranks > 1 && ranks <= bundle.model.graph.num_layers()) {
-    LogNote("{} stages share {} cores: their times are those of shared cores", ranks,
-            kernels::UsableCores());
+    LogNote("{} share {}: their times are those of shared cores", Counted(ranks, "stage"),
+            Counted(kernels::UsableCores(), "core"));
   }
   return body(bundle, options, std::move(channel));
 }
@@ -143,17 +143,37 @@ Flag* AddInteger(Verb& verb, const std::string& name, int64_t& value, const std:
       });
 }
 
-void AddModelFlags(Verb& verb, ModelFlags& flags) {
+void AddModelSection(Verb& verb, ModelFlags& flags) {
   AddCommonFlags(verb, flags.common);
-  constexpr int64_t kMany = int64_t{1} << 20;
+  verb.Heading("Model");
   verb.AddOption("-m,--model", flags.model, "A .gguf file or a folder in Hugging Face layout")
       ->Required()
       ->TypeName("MODEL");
+  verb.AddOption("--weights", flags.weights,
+                 "How matrices are held and computed: f32, bf16, int8, int4, or auto: the file's "
+                 "4-bit types as int4, its 8-bit types as int8, all others as bf16")
+      ->TypeName("TYPE")
+      ->ShowDefault();
+  verb.AddOption("--kv", flags.kv,
+                 "Keys and values: f32, bf16, or auto: f32 with --weights f32, else bf16")
+      ->TypeName("TYPE")
+      ->ShowDefault();
+  verb.AddOption("--latent-attention", flags.latent_attention,
+                 "Of models that have it: on the cached rows themselves (absorbed) or on keys and "
+                 "values expanded again (plain)")
+      ->TypeName("MODE")
+      ->ShowDefault();
+}
+
+void AddPipelineSections(Verb& verb, ModelFlags& flags) {
+  constexpr int64_t kMany = int64_t{1} << 20;
+  verb.Heading("Pipeline");
   AddInteger(verb, "--stages", flags.stages, "Pipeline stages (default 1, under mpirun its ranks)",
              1, kMany)
       ->TypeName("N");
   verb.AddOption("--cut", flags.cut,
-                 "Layers at which new stages start, for instance 10,20 (layer 0 is the embedding)")
+                 "Layers at which new stages start, for instance 10,20 (layer 0 is the embedding); "
+                 "default: stages that take the same time")
       ->Check([](const std::string& text) {
         return text.empty() ? std::string("got nothing, wanted layers, for instance 10,20")
                             : std::string();
@@ -162,28 +182,33 @@ void AddModelFlags(Verb& verb, ModelFlags& flags) {
   AddInteger(verb, "--groups", flags.groups, "Groups of sequences in flight (default: the stages)",
              1, 4096)
       ->TypeName("G");
-  AddInteger(verb, "--threads", flags.threads, "Threads per stage (default: cores / stages)", 1,
-             4096)
+  AddInteger(verb, "--threads", flags.threads,
+             "Threads per stage (default: cores / stages, at least 1)", 1, 4096)
       ->TypeName("N");
-  verb.AddOption("--weights", flags.weights, "auto, f32, bf16, int8 or int4")->TypeName("TYPE");
-  verb.AddOption("--kv", flags.kv, "Keys and values: auto, f32 or bf16")->TypeName("TYPE");
-  verb.AddOption(
-          "--latent-attention", flags.latent_attention,
-          "Latent attention on the cached rows themselves (absorbed, the default) or on keys "
-          "and values expanded again (plain)")
-      ->TypeName("MODE");
+  AddInteger(verb, "--prefill-chunk", flags.prefill_chunk,
+             "Tokens of a prompt per micro-batch (default: the prompt's length in a few chunks per "
+             "stage, at most 512)",
+             1, 65536)
+      ->TypeName("N");
+  verb.Heading("Memory and time");
   AddInteger(verb, "--context", flags.context,
              "Most positions of a sequence (default: the model's, at most 4096)", 1,
              int64_t{1} << 40)
       ->TypeName("N");
-  AddInteger(verb, "--prefill-chunk", flags.prefill_chunk,
-             "Tokens of a prompt per micro-batch (default: chosen)", 1, 65536)
-      ->TypeName("N");
-  verb.AddOption("--memory", flags.memory, "Bytes that each rank may use, for instance 2GiB")
+  verb.AddOption("--memory", flags.memory,
+                 "Bytes that each rank may use, for instance 2GiB (default: what is available, "
+                 "divided by the ranks of this machine)")
       ->TypeName("BYTES");
   verb.AddOption("--deadline", flags.deadline_s,
                  "Seconds that a stage waits for another before the run fails")
-      ->TypeName("S");
+      ->TypeName("S")
+      ->ShowDefault();
+  verb.Heading(kFlagsHeading);
+}
+
+void AddModelFlags(Verb& verb, ModelFlags& flags) {
+  AddModelSection(verb, flags);
+  AddPipelineSections(verb, flags);
 }
 
 Result<int64_t> ReadMemoryLimit(const std::string& text) {
@@ -263,6 +288,9 @@ int RunRankedVerb(const Verb& verb, const RankedBody& body) {
   CatchInterrupts();
   const Result<> result = body(std::move(channel));
   if (!result.ok()) {
+    if (mpi) {
+      comm::TellMpiRanksOfFailure();
+    }
     const int status = FailOnRank(verb, result.error(), rank);
     if (mpi) {
       AbortAll(status);

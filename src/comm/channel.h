@@ -6,7 +6,8 @@
 // message. A send never waits for a receive of the same rank; lanes do not block each other.
 //
 // Every wait has a deadline. When one rank closes its end with an error, all waits of the others
-// end with kPeerLost and that error's text.
+// end with kPeerLost and that error's text; when a rank's process ends without a word, with
+// kPeerLost, what was waited for, and which rank it was.
 //
 // Thread safety: one thread per rank calls its Channel.
 
@@ -124,6 +125,10 @@ class Channel {
   // The error of the rank that failed first, with its own code (never across processes).
   virtual std::optional<Error> failure() const = 0;
 
+  // Across processes, kPeerLost once the process of a rank on this machine has ended. For whoever
+  // waits by asking Ready; Send and Receive look themselves.
+  virtual std::optional<Error> ended() = 0;
+
   virtual const ChannelCounters& counters() const = 0;
 };
 
@@ -140,6 +145,9 @@ bool LaunchedByMpi();
 Result<std::unique_ptr<Channel>> CreateMpiChannel();
 // Ends MPI in an orderly way (after a run without errors). Harmless when MPI was never initialized.
 void FinalizeMpi();
+// Tells the other ranks that this one is about to say why it ends the run, so that those who notice
+// it meanwhile keep silent. Harmless when MPI was never initialized.
+void TellMpiRanksOfFailure();
 // Ends all ranks at once with this exit status. Harmless when MPI was never initialized.
 void AbortMpi(int status);
 

@@ -106,6 +106,8 @@ class InProcessChannel final : public Channel {
 
   std::optional<Error> failure() const override { return hub_->First(); }
 
+  std::optional<Error> ended() override { return std::nullopt; }
+
   const ChannelCounters& counters() const override { return counters_; }
 
   Result<> Open(const Lane& lane, const LaneOptions& options, MemoryAccount& account) override {

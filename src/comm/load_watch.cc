@@ -88,6 +88,10 @@ Result<> LoadWatch::CheckHeard(int32_t peer) const {
                      "loads: it has stopped, or reads slower than --deadline allows",
                      channel_.rank(), peer, deadline_s_);
   }
+  if (const auto ended = channel_.ended()) {
+    return MakeError(ErrorCode::kPeerLost, "[comm.watch] rank {} waited for rank {} to load; {}",
+                     channel_.rank(), peer, ended->message);
+  }
   if (const auto failure = channel_.failure()) {
     return MakeError(ErrorCode::kPeerLost, "[comm.watch] a rank has failed: {}", failure->message);
   }

@@ -1,5 +1,8 @@
 // Ranks as processes over MPI point-to-point messages.
 //
+// A rank that gives up tells the others (kEndTag) before it ends them all, so that they leave the
+// word to it; a process that ends without that is noticed by PeerWatch.
+//
 // Each lane is one MPI tag; the receiver keeps K + 1 receives posted (K undelivered messages and
 // the one being read), the sender owns K buffers. A credit is a one-byte message back on the lane's
 // tag plus kCreditTag. Waits poll, first without pause, then with short sleeps.
@@ -17,6 +20,7 @@
 #include <thread>
 
 #include "comm/channel.h"
+#include "comm/peer_watch.h"
 
 namespace penstock::comm {
 namespace {
@@ -25,8 +29,17 @@ constexpr int kCreditTag = 16384;
 constexpr double kDrainLimit_s = 30;
 constexpr double kLook_s = 2e-3;
 
+// How often a wait looks after the others, how long messages of an ended rank may still be on
+// their way, how much later than the one that waits for it the other ranks complain, and how long
+// a rank that was told of a failure waits to be ended.
+constexpr double kWatch_s = 0.02;
+constexpr double kOnTheWay_s = 0.05;
+constexpr double kOthersLater_s = 0.4;
+constexpr double kToldWait_s = 5;
+
 constexpr int kKinds = 8;  // room for LaneKind in a tag
 constexpr int32_t kMaxEdges = kCreditTag / kKinds;
+constexpr int kEndTag = kCreditTag - 1;  // of no LaneKind: the sender has failed and said why
 
 int MpiTag(const Lane& lane) {
   return static_cast<int>(lane.kind) + kKinds * lane.edge;
@@ -108,10 +121,17 @@ class MpiChannel final : public Channel {
   MpiChannel() {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
+    const ProcessName mine = ProcessName::Mine();
+    std::vector<ProcessName> names(static_cast<size_t>(size_));
+    MPI_Allgather(&mine, sizeof mine, MPI_BYTE, names.data(), sizeof mine, MPI_BYTE,
+                  MPI_COMM_WORLD);
+    watch_.emplace(names, rank_);
+    MPI_Irecv(&end_byte_, 1, MPI_BYTE, MPI_ANY_SOURCE, kEndTag, MPI_COMM_WORLD, &end_request_);
   }
 
   ~MpiChannel() override {
     DrainSends();
+    Cancel(end_request_);
     for (InLane& lane : in_) {
       for (InLane::Slot& slot : lane.slots) {
         Cancel(slot.request);
@@ -134,6 +154,13 @@ class MpiChannel final : public Channel {
   bool failed() const override { return false; }
 
   std::optional<Error> failure() const override { return std::nullopt; }
+
+  std::optional<Error> ended() override {
+    if (const int ended = Look(-1); ended >= 0) {
+      return MakeError(ErrorCode::kPeerLost, "{}", EndedText(ended));
+    }
+    return std::nullopt;
+  }
 
   const ChannelCounters& counters() const override { return counters_; }
 
@@ -188,20 +215,22 @@ class MpiChannel final : public Channel {
     OutLane& out = Out(header.lane);
     PENSTOCK_CHECK(header.payload_bytes() <= out.options.max_bytes, "a message fits its lane");
     OutLane::Slot* slot = nullptr;
-    const Clock::time_point start = Clock::now();
     bool at_once = true;
-    const bool ready = Wait(deadline_s, [&] {
+    const Waited waited = Wait(deadline_s, out.lane.target, [&] {
       slot = out.credits > 0 ? FreeSlot(out) : nullptr;
       at_once = at_once && slot != nullptr;
       return slot != nullptr;
     });
-    counters_.waited_s += at_once ? 0 : SecondsSince(start);
-    if (!ready) {
-      return MakeError(
-          ErrorCode::kDeadlineExceeded,
-          "[comm.send] rank {} waited {:.1f} s for rank {} to take {} (step {}, micro-batch {})",
-          rank_, deadline_s, header.lane.target, LaneText(header.lane), header.tag.step,
-          header.tag.micro_batch);
+    counters_.waited_s += at_once ? 0 : waited.seconds;
+    if (corrupt_) {
+      return *corrupt_;
+    }
+    if (slot == nullptr) {
+      return Gave(
+          waited, "send",
+          fmt::format("for rank {} to take {} (step {}, micro-batch {})", header.lane.target,
+                      LaneText(header.lane), header.tag.step, header.tag.micro_batch),
+          "");
     }
     const auto encoded = EncodeHeader(header);
     std::memcpy(slot->buffer.data(), encoded.data(), encoded.size());
@@ -250,7 +279,7 @@ class MpiChannel final : public Channel {
     if (finalized != 0 || corrupt_) {
       return;
     }
-    Wait(kDrainLimit_s, [&] {
+    Wait(kDrainLimit_s, -1, [&] {
       for (const OutLane& lane : out_) {
         for (const OutLane::Slot& slot : lane.slots) {
           if (slot.request != MPI_REQUEST_NULL) {
@@ -379,17 +408,74 @@ class MpiChannel final : public Channel {
     }
   }
 
+  // How a wait ended: how long it took, and the rank that will never answer, if that is why.
+  struct Waited {
+    double seconds = 0;
+    int ended = -1;
+  };
+
+  // A rank whose process has ended long enough ago that nothing of it is under way any more, and,
+  // where it is not `awaited` itself, that those who wait for it have spoken. -1: none.
+  int Look(int awaited) {
+    if (SecondsSince(watched_) < kWatch_s) {
+      return -1;
+    }
+    watched_ = Clock::now();
+    WaitForTheEndIfTold();
+    const int ended = watch_->Ended(awaited);
+    if (ended < 0) {
+      return -1;
+    }
+    if (!first_ended_) {
+      first_ended_ = Clock::now();
+    }
+    const double patience_s = ended == awaited ? kOnTheWay_s : kOthersLater_s;
+    return SecondsSince(*first_ended_) > patience_s ? ended : -1;
+  }
+
+  // A rank has failed, said why, and is about to end everybody.
+  void WaitForTheEndIfTold() {
+    int told = 0;
+    if (end_request_ != MPI_REQUEST_NULL) {
+      MPI_Test(&end_request_, &told, MPI_STATUS_IGNORE);
+    }
+    if (told != 0) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(kToldWait_s));
+    }
+  }
+
+  static std::string EndedText(int ended) {
+    return fmt::format("the process of rank {} has ended: it was killed, or it crashed", ended);
+  }
+
+  // The error of a wait that ended without what was awaited.
+  Error Gave(const Waited& waited, std::string_view function, const std::string& awaited,
+             const std::string& late) const {
+    if (waited.ended >= 0) {
+      return MakeError(ErrorCode::kPeerLost, "[comm.{}] rank {} waited {:.1f} s {}; {}", function,
+                       rank_, waited.seconds, awaited, EndedText(waited.ended));
+    }
+    return MakeError(ErrorCode::kDeadlineExceeded, "[comm.{}] rank {} waited {:.1f} s {}{}",
+                     function, rank_, waited.seconds, awaited, late);
+  }
+
   template <class Condition>
-  bool Wait(double deadline_s, Condition done) {
+  Waited Wait(double deadline_s, int awaited, Condition done) {
     const Clock::time_point start = Clock::now();
     int polls = 0;
     while (true) {
       Progress();
       if (corrupt_ || done()) {
-        return true;
+        return {SecondsSince(start), -1};
       }
       if (deadline_s > 0 && SecondsSince(start) > deadline_s) {
-        return false;
+        return {deadline_s, -1};
+      }
+      if (polls > 40) {
+        if (const int ended = Look(awaited); ended >= 0) {
+          Progress();
+          return done() ? Waited{} : Waited{SecondsSince(start), ended};
+        }
       }
       // About 20 us without pause: the common case in a full pipeline; with a core for each rank a
       // few milliseconds, as to be woken takes longer. Then give the core away.
@@ -430,21 +516,19 @@ class MpiChannel final : public Channel {
     }
     InLane& in = In(lane);
     InLane::Slot* slot = nullptr;
-    const bool ready = Wait(deadline_s, [&] {
+    const Waited waited = Wait(deadline_s, lane.source, [&] {
       slot = Filled(in, tag);
       return slot != nullptr;
     });
     if (corrupt_) {
       return *corrupt_;
     }
-    if (!ready) {
+    if (slot == nullptr) {
       const std::string which =
           tag == nullptr ? ""
                          : fmt::format(" (step {}, micro-batch {})", tag->step, tag->micro_batch);
-      return MakeError(
-          ErrorCode::kDeadlineExceeded,
-          "[comm.receive] rank {} waited {:.1f} s for {}{}: rank {} is late or has stopped", rank_,
-          deadline_s, LaneText(lane), which, lane.source);
+      return Gave(waited, "receive", fmt::format("for {}{}", LaneText(lane), which),
+                  fmt::format(": rank {} is late or has stopped", lane.source));
     }
     slot->state = InLane::Slot::State::kTaken;
     ReturnCredit(in);
@@ -470,8 +554,35 @@ class MpiChannel final : public Channel {
   std::list<InLane> in_;
   std::list<LocalLane> local_;
   std::optional<Error> corrupt_;
+  std::optional<PeerWatch> watch_;
+  Clock::time_point watched_{};
+  std::optional<Clock::time_point> first_ended_;
+  std::byte end_byte_{};
+  MPI_Request end_request_ = MPI_REQUEST_NULL;
   ChannelCounters counters_;
 };
+
+// Whoever does not hear it in time says something, too.
+void TellTheOthers() {
+  static const std::byte kByte{1};
+  int rank = 0;
+  int size = 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  std::vector<MPI_Request> requests;
+  for (int other = 0; other < size; ++other) {
+    if (other != rank) {
+      MPI_Isend(&kByte, 1, MPI_BYTE, other, kEndTag, MPI_COMM_WORLD, &requests.emplace_back());
+    }
+  }
+  int done = 0;
+  for (int tries = 0; tries < 20 && done == 0; ++tries) {
+    MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE);
+    if (done == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+}
 
 bool Initialized() {
   int initialized = 0;
@@ -500,6 +611,12 @@ Result<std::unique_ptr<Channel>> CreateMpiChannel() {
 void FinalizeMpi() {
   if (Initialized()) {
     MPI_Finalize();
+  }
+}
+
+void TellMpiRanksOfFailure() {
+  if (Initialized()) {
+    TellTheOthers();
   }
 }
 

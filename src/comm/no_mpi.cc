@@ -15,6 +15,8 @@ Result<std::unique_ptr<Channel>> CreateMpiChannel() {
 
 void FinalizeMpi() {}
 
+void TellMpiRanksOfFailure() {}
+
 void AbortMpi(int) {}
 
 }  // namespace penstock::comm

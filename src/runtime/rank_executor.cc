@@ -163,9 +163,12 @@ Result<> RankExecutor::Announce(const StepPlan& plan) {
 Result<> RankExecutor::Serve() {
   while (true) {
     const double start_s = recorder_.Now();
-    PENSTOCK_TRY_ASSIGN(const comm::Message message,
-                        channel_.ReceiveNext(PlanLane(spec_.stage_index),
-                                             PlanDeadline(spec_.deadline_s, channel_.size())));
+    auto received = channel_.ReceiveNext(PlanLane(spec_.stage_index),
+                                         PlanDeadline(spec_.deadline_s, channel_.size()));
+    if (!received.ok()) {
+      return Named(received.error(), "the next step plan");
+    }
+    const comm::Message message = std::move(received).value();
     PENSTOCK_TRY_ASSIGN(const StepPlan plan, DecodePlan(message.payload(), spec_.plan_limits));
     if (plan.kind == PlanKind::kStop) {
       return {};
@@ -207,19 +210,19 @@ Result<> RankExecutor::Run(const StepPlan& plan) {
                          schedule::ActionText(action));
     }
     if (const Result<> result = (this->*operation)(action, plan); !result.ok()) {
-      return Named(result.error(), action, plan);
+      return Named(result.error(),
+                   fmt::format("action {} of step {}", schedule::ActionText(action), plan.step));
     }
   }
   return {};
 }
 
-Error RankExecutor::Named(const Error& error, const Action& action, const StepPlan& plan) const {
-  if (error.code == ErrorCode::kPeerLost) {
-    return error;
+Error RankExecutor::Named(const Error& error, const std::string& what) const {
+  if (error.code == ErrorCode::kPeerLost && !channel_.across_processes()) {
+    return error;  // the words of the rank that failed
   }
-  return Error{error.code, fmt::format("rank {} (stage {}), action {} of step {}: {}",
-                                       spec_.stage_index, spec_.stage_index,
-                                       schedule::ActionText(action), plan.step, error.message)};
+  return Error{error.code, fmt::format("rank {} (stage {}), {}: {}", spec_.stage_index,
+                                       spec_.stage_index, what, error.message)};
 }
 
 comm::MessageHeader RankExecutor::HeaderFor(int32_t boundary, std::span<const Tensor> values,

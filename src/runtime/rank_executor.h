@@ -92,7 +92,8 @@ class RankExecutor {
   Result<> SendResult(const StepPlan& plan);
   comm::MessageHeader HeaderFor(int32_t boundary, std::span<const Tensor> values,
                                 const StepPlan& plan) const;
-  Error Named(const Error& error, const schedule::Action& action, const StepPlan& plan) const;
+  // With this rank and what it was at in front, unless the words are another rank's.
+  Error Named(const Error& error, const std::string& what) const;
 
   ExecutorSpec spec_;
   comm::Channel& channel_;

@@ -170,8 +170,8 @@ double TrainExecutor::RecordSendWait(const Action& send, double start_s, double 
 }
 
 Error TrainExecutor::Named(const Error& error, const Action& action) const {
-  if (error.code == ErrorCode::kPeerLost) {
-    return error;
+  if (error.code == ErrorCode::kPeerLost && !m_.channel->across_processes()) {
+    return error;  // the words of the rank that failed
   }
   return Error{
       error.code,
