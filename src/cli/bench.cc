@@ -183,10 +183,10 @@ Result<> BenchBody(const BenchFlags& flags, const serve::ModelBundle& bundle,
   PENSTOCK_TRY_ASSIGN(const int64_t context,
                       serve::ContextOf(bundle.model.config, options.context));
   if (flags.prompt_tokens + flags.generate > context) {
-    return MakeError(
-        ErrorCode::kInvalidArgument,
-        "[cli.bench] {} prompt tokens and {} new ones need {} positions, but the context has {}",
-        flags.prompt_tokens, flags.generate, flags.prompt_tokens + flags.generate, context);
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.bench] {} and {} to generate need {} positions, but the context has {}",
+                     Counted(flags.prompt_tokens, "prompt token"), flags.generate,
+                     flags.prompt_tokens + flags.generate, context);
   }
   Json json;
   json["model"] = flags.model.model;
@@ -216,17 +216,23 @@ Result<> BenchBody(const BenchFlags& flags, const serve::ModelBundle& bundle,
 void AddBench(Verb& app, int& status) {
   auto flags = std::make_shared<BenchFlags>();
   Verb* verb = app.AddVerb("bench", "Measure prefill and decode rates: medians and spread");
-  AddModelFlags(*verb, flags->model);
+  AddModelSection(*verb, flags->model);
+  verb->Heading("Work");
   AddInteger(*verb, "--prompt-tokens", flags->prompt_tokens, "Tokens of each prompt", 1,
              int64_t{1} << 30)
+      ->TypeName("N")
       ->ShowDefault();
   AddInteger(*verb, "--generate", flags->generate, "Tokens to generate", 1, int64_t{1} << 30)
+      ->TypeName("N")
       ->ShowDefault();
   verb->AddOption("--sequences", flags->sequences, "Numbers of sequences to measure")
       ->TypeName("LIST")
       ->ShowDefault();
-  AddInteger(*verb, "--repeat", flags->repeat, "Repeats", 1, 10000)->ShowDefault();
-  verb->Footer("Example: penstock bench -m model.gguf --stages 2 --sequences 1,16 --repeat 5");
+  AddInteger(*verb, "--repeat", flags->repeat, "Repeats; medians are of them", 1, 10000)
+      ->TypeName("N")
+      ->ShowDefault();
+  AddPipelineSections(*verb, flags->model);
+  verb->Examples({"penstock bench -m model.gguf --stages 2 --sequences 1,16 --repeat 5"});
   verb->Callback([verb, flags, &status] {
     status = RunModelVerb(*verb, flags->model,
                           [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,

@@ -292,8 +292,9 @@ Result<> Calibrate(const Flags& flags) {
   }
   if (flags.threads > kernels::UsableCores()) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     "[cli.calibrate] --threads {}: this process may use {} cores, wanted 1 to {}",
-                     flags.threads, kernels::UsableCores(), kernels::UsableCores());
+                     "[cli.calibrate] --threads {}: this process may use {}, wanted 1 to {}",
+                     flags.threads, Counted(kernels::UsableCores(), "core"),
+                     kernels::UsableCores());
   }
   std::error_code code;
   if (const auto parent = std::filesystem::path(path).parent_path(); !parent.empty()) {
@@ -366,11 +367,10 @@ void AddCalibrate(Verb& app, int& status) {
       ->TypeName("MODEL");
   verb->AddFlag("--quick", flags->quick, "A fifth of the time, less exact");
   verb->AddFlag("--mpi-probe", flags->mpi_probe, "One of two processes that measure messages")
-      ->Group("");
-  verb->Footer(
-      "Takes one to three minutes; leave the machine to itself meanwhile.\n"
-      "Example: penstock calibrate && penstock plan --model model.gguf --system "
-      "~/.config/penstock/system.toml --devices 2");
+      ->Hide();
+  verb->Remark("Takes one to three minutes; leave the machine to itself meanwhile.");
+  verb->Examples({"penstock calibrate",
+                  "penstock plan -m model.gguf -s ~/.config/penstock/system.toml --devices 2"});
   verb->Callback([flags, verb, &status] {
     if (flags->mpi_probe) {
       status = RunMpiProbe(flags->quick);

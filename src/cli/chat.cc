@@ -9,13 +9,16 @@
 #include <memory>
 #include <string>
 
+#include "base/file.h"
 #include "base/json.h"
+#include "base/units.h"
 #include "cli/generate.h"
 #include "cli/model_flags.h"
 #include "cli/run_report.h"
 #include "cli/sampling_flags.h"
 #include "cli/text_model.h"
 #include "cli/verbs.h"
+#include "trace/chrome.h"
 
 namespace penstock::cli {
 namespace {
@@ -27,6 +30,8 @@ struct ChatFlags {
   std::string template_name;
   std::string system;
   std::vector<std::string> stops;
+  bool ignore_eos = false;
+  std::string trace_file;
 };
 
 // Lines from standard input, with a call every `every_s` seconds while nothing comes.
@@ -104,9 +109,9 @@ class Conversation {
     if (room < 1) {
       messages_.pop_back();
       return MakeError(ErrorCode::kInvalidArgument,
-                       "[cli.chat] the conversation would have {} tokens, but the context has {}; "
+                       "[cli.chat] the conversation would have {}, but the context has {}; "
                        "/reset starts a new one",
-                       ids.size(), context_);
+                       Counted(ids.size(), "token"), context_);
     }
     options.max_new = std::min(options.max_new, room);
     const bool stream = !flags_.model.common.json;
@@ -164,9 +169,9 @@ void PrintStats(const Rates& rates) {
   const auto rate = [](int64_t tokens, double seconds) {
     return seconds > 0 ? static_cast<double>(tokens) / seconds : 0.0;
   };
-  fmt::print(stderr, "prefill {} tokens, {:.1f} tokens/s; decode {} tokens, {:.1f} tokens/s\n",
-             rates.prefill_tokens, rate(rates.prefill_tokens, rates.prefill_s), rates.decode_tokens,
-             rate(rates.decode_tokens, rates.decode_s));
+  fmt::print(stderr, "prefill {}, {:.1f} tokens/s; decode {}, {:.1f} tokens/s\n",
+             Counted(rates.prefill_tokens, "token"), rate(rates.prefill_tokens, rates.prefill_s),
+             Counted(rates.decode_tokens, "token"), rate(rates.decode_tokens, rates.decode_s));
 }
 
 // A slash and letters alone: meant as a command, not for the model.
@@ -217,11 +222,16 @@ Result<> Talk(Conversation& conversation, serve::Engine& engine, double deadline
 }
 
 Result<> ChatBody(const ChatFlags& flags, const serve::ModelBundle& bundle,
-                  const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
+                  serve::RunOptions options, std::unique_ptr<comm::Channel> channel) {
   PENSTOCK_TRY_ASSIGN(const weights::TokenizerMaterial material, bundle.files->Tokenizer());
   PENSTOCK_TRY_ASSIGN(const LoadedTokenizer tokenizer, LoadTokenizer(material));
   PENSTOCK_TRY_ASSIGN(const text::ChatTemplate* chat, PickTemplate(tokenizer, flags.template_name));
+  if (!flags.trace_file.empty()) {  // asked before the work, not after it
+    PENSTOCK_TRY(CheckWritable(flags.trace_file));
+  }
+  options.keep_trace = !flags.trace_file.empty();
   GenerateOptions generate;
+  generate.ignore_eos = flags.ignore_eos;
   generate.max_new = flags.max_new;
   generate.stops = flags.stops;
   generate.end_ids = EndIds(bundle, &tokenizer.tokenizer);
@@ -232,6 +242,7 @@ Result<> ChatBody(const ChatFlags& flags, const serve::ModelBundle& bundle,
   serve::RunDemand demand;
   demand.positions = context;
   demand.longest_prompt = std::min<int64_t>(context, 512);
+  demand.logprobs = generate.sampling.logprobs;
   demand.penalties = generate.sampling.penalizes();
   PENSTOCK_TRY_ASSIGN(
       const auto engine,
@@ -239,6 +250,9 @@ Result<> ChatBody(const ChatFlags& flags, const serve::ModelBundle& bundle,
   Conversation conversation(flags, *engine, tokenizer, *chat, generate, context);
   PENSTOCK_TRY(Talk(conversation, *engine, options.deadline_s));
   PENSTOCK_TRY_ASSIGN(const serve::RunReport report, engine->Stop());
+  if (!flags.trace_file.empty()) {
+    PENSTOCK_TRY(trace::WriteChromeTraceFile(TimelineOf(report, "chat"), flags.trace_file));
+  }
   if (flags.model.common.json) {
     Json json;
     json["model"] = flags.model.model;
@@ -259,20 +273,26 @@ Result<> ChatBody(const ChatFlags& flags, const serve::ModelBundle& bundle,
 void AddChat(Verb& app, int& status) {
   auto flags = std::make_shared<ChatFlags>();
   Verb* verb = app.AddVerb("chat", "A conversation that keeps its keys and values");
-  AddModelFlags(*verb, flags->model);
+  AddModelSection(*verb, flags->model);
+  verb->Heading("Conversation");
   AddInteger(*verb, "-n", flags->max_new, "Most tokens of an answer", 1, int64_t{1} << 40)
       ->TypeName("TOKENS")
       ->ShowDefault();
-  AddSamplingFlags(*verb, flags->sampling);
-  verb->AddOption("--stop", flags->stops, "End an answer before this text; repeatable")
-      ->TypeName("TEXT");
+  verb->AddOption("--stop", flags->stops, "End an answer before this text")->TypeName("TEXT");
+  verb->AddFlag("--ignore-eos", flags->ignore_eos, "Go on after an end token");
   verb->AddOption("--system", flags->system, "A system message")->TypeName("TEXT");
   verb->AddOption("--template", flags->template_name,
                   "The chat template's name, instead of the model's own")
       ->TypeName("NAME");
-  verb->Footer(
-      "Example: penstock chat -m model.gguf --stages 2\nLines may be piped in: echo \"Name three "
-      "rivers.\" | penstock chat -m model.gguf");
+  AddSamplingFlags(*verb, flags->sampling);
+  AddPipelineSections(*verb, flags->model);
+  verb->Heading("Output");
+  AddLogprobsFlag(*verb, flags->sampling);
+  verb->AddOption("--trace", flags->trace_file, "Write what ran as a Chrome/Perfetto trace")
+      ->TypeName("FILE");
+  verb->Remark("/reset starts anew, /stats shows rates, /exit ends; lines may be piped in.");
+  verb->Examples({"penstock chat -m model.gguf --stages 2",
+                  "echo \"Name three rivers.\" | penstock chat -m model.gguf"});
   verb->Callback([verb, flags, &status] {
     status = RunModelVerb(*verb, flags->model,
                           [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,

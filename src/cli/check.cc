@@ -170,8 +170,8 @@ int Run(const Verb& verb, const Flags& flags) {
     ++report.problem_count;
     Problem problem;
     problem.kind = ProblemKind::kShape;
-    problem.message =
-        fmt::format("{} ranks in the file, wanted {} as -p says", s.num_ranks(), *flags.ranks);
+    problem.message = fmt::format("{} in the file, wanted {} as -p says",
+                                  Counted(s.num_ranks(), "rank"), *flags.ranks);
     report.problems.insert(report.problems.begin(), problem);
   }
   if (flags.common.json) {
@@ -195,22 +195,29 @@ void AddCheck(Verb& app, int& status) {
       "Prove that a schedule file is complete, ordered, free of deadlock and within memory");
   auto flags = std::make_shared<Flags>();
   AddCommonFlags(*verb, flags->common);
-  verb->AddOption("file", flags->file, "Native schedule or PyTorch CSV of any dialect")->Required();
-  verb->AddOption("-p,--ranks", flags->ranks, "The file must have this many ranks")->Positive();
+  verb->AddOption("file", flags->file, "Native schedule or PyTorch CSV of any dialect")
+      ->Required()
+      ->TypeName("FILE");
+  verb->AddOption("-p,--ranks", flags->ranks, "The file must have this many ranks")
+      ->Positive()
+      ->TypeName("P");
   verb->AddOption("--transport", flags->transport,
                   "Of lowered files: posted, buffered, credits or rendezvous")
+      ->TypeName("KIND")
       ->ShowDefault();
   verb->AddOption("--credits", flags->credits, "Undelivered messages per edge and direction")
+      ->TypeName("K")
       ->ShowDefault();
   verb->AddOption("--activation-limit", flags->activation_limit,
                   "Most saved activations: N for all ranks or N,N,... one per rank, in "
-                  "micro-batches of one rank's share (bytes with --costs)");
+                  "micro-batches of one rank's share (bytes with --costs)")
+      ->TypeName("N");
   verb->AddOption("--costs", flags->costs,
-                  "Costs file (TOML): count activations in bytes; its memory_bytes are the limit");
-  verb->Footer(
-      "Exit status 0: legal, 1: refused, 2: can't be read.\nExample:\n  penstock schedule zb-h1 -p "
-      "4 -m 8 --lowered -o s && penstock check s "
-      "--activation-limit 4");
+                  "Costs file (TOML): count activations in bytes; its memory_bytes are the limit")
+      ->TypeName("FILE");
+  verb->Remark("Exit status 0: legal, 1: refused, 2: can't be read.");
+  verb->Examples({"penstock schedule zb-h1 -p 4 -m 8 --lowered -o zb.schedule",
+                  "penstock check zb.schedule --activation-limit 4"});
   verb->Callback([verb, flags, &status] { status = Run(*verb, *flags); });
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/units.h"
+#include "cli/help_format.h"
 #include "cli/verb.h"
 
 namespace penstock::cli {
@@ -24,7 +25,23 @@ struct Verb::Impl {
   std::unique_ptr<CLI::App> owned;
   std::vector<std::unique_ptr<Flag>> flags;
   std::vector<std::unique_ptr<Verb>> verbs;
+  std::string heading = kFlagsHeading;
+  std::string remark;
+  std::string examples;
+
+  void SetFooter() const {
+    app->footer(remark + (remark.empty() || examples.empty() ? "" : "\n\n") + examples);
+  }
 };
+
+namespace {
+
+void PutHelpLast(CLI::App& app) {
+  app.get_help_ptr()->group(kGeneralHeading);
+  app.get_help_ptr()->description("Print this and exit");
+}
+
+}  // namespace
 
 Flag::Flag(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
@@ -48,18 +65,13 @@ Flag* Flag::TypeName(const std::string& name) {
   return this;
 }
 
-Flag* Flag::OptionText(const std::string& text) {
-  impl_->option->option_text(text);
-  return this;
-}
-
 Flag* Flag::ShowDefault() {
   impl_->option->capture_default_str();
   return this;
 }
 
-Flag* Flag::Group(const std::string& name) {
-  impl_->option->group(name);
+Flag* Flag::Hide() {
+  impl_->option->group("");
   return this;
 }
 
@@ -95,19 +107,18 @@ CLI::Validator WordOf(const std::vector<std::string>& words) {
         return fine ? std::string()
                     : fmt::format("got '{}', wanted {}", text, fmt::join(words, " or "));
       },
-      fmt::format("{{{}}}", fmt::join(words, ",")));
+      "");
 }
 
 // As the library's validators, whose complaint names the largest double.
-CLI::Validator NumberThat(bool (*holds)(double), const std::string& name,
-                          const std::string& wanted) {
+CLI::Validator NumberThat(bool (*holds)(double), const std::string& wanted) {
   return CLI::Validator(
       [holds, wanted](const std::string& text) {
         double number = 0;
         const bool fine = CLI::detail::lexical_cast(text, number) && holds(number);
         return fine ? std::string() : "got '" + text + "', wanted " + wanted;
       },
-      name);
+      "");
 }
 
 }  // namespace
@@ -118,12 +129,12 @@ Flag* Flag::Range(int64_t low, int64_t high) {
 }
 
 Flag* Flag::Positive() {
-  impl_->option->check(NumberThat([](double x) { return x > 0; }, "POSITIVE", "more than 0"));
+  impl_->option->check(NumberThat([](double x) { return x > 0; }, "more than 0"));
   return this;
 }
 
 Flag* Flag::NotNegative() {
-  impl_->option->check(NumberThat([](double x) { return x >= 0; }, "NONNEGATIVE", "0 or more"));
+  impl_->option->check(NumberThat([](double x) { return x >= 0; }, "0 or more"));
   return this;
 }
 
@@ -160,8 +171,13 @@ std::vector<std::string> Verb::VerbNames() const {
 Verb* Verb::AddVerb(const std::string& name, const std::string& help) {
   auto impl = std::make_unique<Impl>();
   impl->app = impl_->app->add_subcommand(name, help);
+  PutHelpLast(*impl->app);
   impl_->verbs.push_back(std::make_unique<Verb>(std::move(impl)));
   return impl_->verbs.back().get();
+}
+
+void Verb::Heading(const std::string& heading) {
+  impl_->heading = heading;
 }
 
 void Verb::RequireVerb() {
@@ -176,6 +192,7 @@ Flag* Verb::Add(const std::string& names, T& value, const std::string& help) {
   } else {
     option = impl_->app->add_option(names, value, help);
   }
+  option->group(impl_->heading);
   impl_->flags.push_back(std::make_unique<Flag>(std::make_unique<Flag::Impl>(Flag::Impl{option})));
   return impl_->flags.back().get();
 }
@@ -230,11 +247,19 @@ Flag* Verb::AddOption(const std::string& names, std::vector<std::string>& value,
 }
 
 void Verb::VersionFlag(const std::string& version) {
-  impl_->app->set_version_flag("--version", version);
+  impl_->app->set_version_flag("--version", version)
+      ->group(kGeneralHeading)
+      ->description("Print the version and exit");
 }
 
-void Verb::Footer(const std::string& text) {
-  impl_->app->footer(text);
+void Verb::Remark(const std::string& text) {
+  impl_->remark = text;
+  impl_->SetFooter();
+}
+
+void Verb::Examples(const std::vector<std::string>& commands) {
+  impl_->examples = fmt::format("Examples:\n  {}", fmt::join(commands, "\n  "));
+  impl_->SetFooter();
 }
 
 void Verb::Callback(std::function<void()> callback) {
@@ -263,6 +288,8 @@ std::unique_ptr<Verb::Impl> Root(const std::string& name, const std::string& hel
   auto impl = std::make_unique<Verb::Impl>();
   impl->owned = std::make_unique<CLI::App>(help, name);
   impl->app = impl->owned.get();
+  impl->app->formatter(HelpFormat());
+  PutHelpLast(*impl->app);
   return impl;
 }
 

@@ -13,7 +13,7 @@
 //              ->TypeName("N")->Range(1, 100)->ShowDefault();
 //          verb->AddOption("file", flags->file, "No dash: a positional")->Required();
 //          verb->AddFlag("--fast", flags->fast, "True when it is there");
-//          verb->Footer("Example: penstock frob -n 3 file.json");
+//          verb->Examples({"penstock frob -n 3 file.json"});
 //          verb->Callback([verb, flags, &status] {       // runs after the whole line was parsed
 //            const Result<> result = Frob(*flags);
 //            status = result.ok() ? 0 : Fail(*verb, result.error());
@@ -40,6 +40,11 @@ namespace penstock::cli {
 
 class Verb;
 
+// Headings of --help: of flags under none of their own, and of --help, --json and --version, which
+// stand last.
+inline constexpr const char* kFlagsHeading = "Flags";
+inline constexpr const char* kGeneralHeading = "General";
+
 // One flag, option or positional. Owned by its verb.
 class Flag {
  public:
@@ -50,14 +55,12 @@ class Flag {
   Flag& operator=(const Flag&) = delete;
 
   Flag* Required();
-  // What stands for the value in --help, for instance FILE. OptionText also replaces the rest of
-  // that column (the default and "REQUIRED").
+  // What stands for the value in --help, for instance FILE.
   Flag* TypeName(const std::string& name);
-  Flag* OptionText(const std::string& text);
   // The variable's value at this moment stands in --help.
   Flag* ShowDefault();
-  // The heading in --help under which it stands; "" hides it.
-  Flag* Group(const std::string& name);
+  // Not in --help.
+  Flag* Hide();
   // Not together with `other`; only together with it.
   Flag* Excludes(Flag* other);
   Flag* Needs(Flag* other);
@@ -92,6 +95,10 @@ class Verb {
   // One of its verbs must be named.
   void RequireVerb();
 
+  // The heading in --help of the flags that follow (at first kFlagsHeading). A heading may come
+  // again.
+  void Heading(const std::string& heading);
+
   // `names` is "-n,--number" or "--number", or without a dash a positional. The value keeps its
   // default when the flag is not there; a vector takes all words up to the next flag, and the flag
   // may be repeated. REQUIRES: `value` outlives the callback.
@@ -110,8 +117,10 @@ class Verb {
                   const std::string& help);
   void VersionFlag(const std::string& version);
 
-  // Stands under the flags in --help; an example.
-  void Footer(const std::string& text);
+  // Stands under the flags in --help.
+  void Remark(const std::string& text);
+  // Commands at the end of --help.
+  void Examples(const std::vector<std::string>& commands);
   // Does the verb's work, after the whole line was parsed.
   void Callback(std::function<void()> callback);
 

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/json.h"
+#include "base/units.h"
 #include "cli/model_flags.h"
 #include "cli/setup_watch.h"
 #include "cli/train_flags.h"
@@ -46,9 +47,10 @@ Result<> Run(const TrainFlags& flags, std::unique_ptr<comm::Channel> channel) {
                {"weights", outcome.weights}});
     return {};
   }
-  fmt::print("{} of {}: {} targets in {} sequences\nloss {:.6f}, perplexity {:.4f}\n",
+  fmt::print("{} of {}: {} in {}\nloss {:.6f}, perplexity {:.4f}\n",
              outcome.validation ? "validation part" : "all text", outcome.weights,
-             terms.front().targets, outcome.sequences, loss, std::exp(loss));
+             Counted(terms.front().targets, "target"), Counted(outcome.sequences, "sequence"), loss,
+             std::exp(loss));
   if (terms.size() > 1) {
     for (const train::EvalTerm& term : terms) {
       fmt::print("  {:<12} loss {:.6f}, weight {:g}, {} targets\n", term.name, term.loss(),
@@ -67,7 +69,7 @@ void AddEval(Verb& app, int& status) {
       "eval",
       "Loss and perplexity of a training configuration: its newest checkpoint, or its model");
   AddTrainFlags(*verb, *flags);
-  verb->Footer("Example: penstock eval configs/train/tiny.toml");
+  verb->Examples({"penstock eval configs/train/tiny.toml"});
   verb->Callback([verb, flags, &status] {
     status = RunRankedVerb(*verb, [&](std::unique_ptr<comm::Channel> channel) {
       return Run(*flags, std::move(channel));

@@ -36,8 +36,9 @@ int Run(const Verb& verb, const ExportFlags& flags) {
                {"weights_bytes", outcome->bytes}});
     return 0;
   }
-  fmt::print("{} (step {}): {} tensors, {}, in {}\n", outcome->checkpoint, outcome->step,
-             outcome->tensors, FormatBytes(static_cast<double>(outcome->bytes)), flags.folder);
+  fmt::print("{} (step {}): {}, {}, in {}\n", outcome->checkpoint, outcome->step,
+             Counted(outcome->tensors, "tensor"), FormatBytes(static_cast<double>(outcome->bytes)),
+             flags.folder);
   return 0;
 }
 
@@ -53,8 +54,10 @@ void AddExport(Verb& app, int& status) {
       ->Required()
       ->TypeName("CHECKPOINT");
   verb->AddOption("-o,--output", flags->folder, "Folder to write")->Required()->TypeName("FOLDER");
-  verb->AddOption("--weights", flags->type, "f32 or bf16")->TypeName("TYPE");
-  verb->Footer("Example: penstock export runs/tiny -o tiny-model");
+  verb->AddOption("--weights", flags->type, "Of the files: f32 or bf16")
+      ->TypeName("TYPE")
+      ->ShowDefault();
+  verb->Examples({"penstock export runs/tiny -o tiny-model"});
   verb->Callback([verb, flags, &status] { status = Run(*verb, *flags); });
 }
 

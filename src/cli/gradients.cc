@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "base/progress.h"
+#include "base/units.h"
 #include "cli/gradient_file.h"
 #include "cli/model_flags.h"
 #include "cli/schedule_input.h"
@@ -79,14 +80,14 @@ Result<Sequences> TargetsOf(const GradientFlags& flags, const Sequences& tokens,
     PENSTOCK_TRY_ASSIGN(Sequences targets, ParseSequences(flags.targets, "--targets", vocabulary));
     if (targets.size() != tokens.size()) {
       return MakeError(ErrorCode::kInvalidArgument,
-                       "[cli.gradients] --targets has {} sequences, wanted {} as --tokens",
-                       targets.size(), tokens.size());
+                       "[cli.gradients] --targets has {}, wanted {} as --tokens",
+                       Counted(targets.size(), "sequence"), tokens.size());
     }
     for (size_t s = 0; s < tokens.size(); ++s) {
       if (targets[s].size() != tokens[s].size()) {
         return MakeError(ErrorCode::kInvalidArgument,
-                         "[cli.gradients] --targets: sequence {} has {} ids, wanted {} as --tokens",
-                         s + 1, targets[s].size(), tokens[s].size());
+                         "[cli.gradients] --targets: sequence {} has {}, wanted {} as --tokens",
+                         s + 1, Counted(targets[s].size(), "id"), tokens[s].size());
       }
     }
     return targets;
@@ -136,9 +137,9 @@ Result<int> RanksOf(const GradientFlags& flags, const std::vector<int64_t>& cut,
     const auto stages = static_cast<int64_t>(cut.size()) + 1;
     if (stages % chunks != 0) {
       return MakeError(ErrorCode::kInvalidArgument,
-                       "[cli.gradients] --cut makes {} stages, wanted a multiple of the schedule's "
+                       "[cli.gradients] --cut makes {}, wanted a multiple of the schedule's "
                        "{} per rank",
-                       stages, chunks);
+                       Counted(stages, "stage"), chunks);
     }
     ranks = stages / chunks;
   }
@@ -147,8 +148,8 @@ Result<int> RanksOf(const GradientFlags& flags, const std::vector<int64_t>& cut,
   }
   if (mpi_ranks > 0 && ranks != mpi_ranks) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     "[cli.gradients] mpirun started {} ranks, but --stages or --cut make {}",
-                     mpi_ranks, ranks);
+                     "[cli.gradients] mpirun started {}, but --stages or --cut make {}",
+                     Counted(mpi_ranks, "rank"), ranks);
   }
   return static_cast<int>(ranks);
 }
@@ -171,10 +172,9 @@ Result<> PrepareCut(const GradientFlags& flags, const std::vector<int64_t>& cut,
   }
   if (!cut.empty() && static_cast<int>(cut.size()) + 1 != compute.num_stages()) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     "[cli.gradients] --cut has {} entries, wanted {}: {} has {} stages over {} "
-                     "ranks",
-                     cut.size(), compute.num_stages() - 1, compute.name, compute.num_stages(),
-                     compute.num_ranks());
+                     "[cli.gradients] --cut makes {}, but {} has {} over {}",
+                     Counted(cut.size() + 1, "stage"), compute.name,
+                     Counted(compute.num_stages(), "stage"), Counted(compute.num_ranks(), "rank"));
   }
   if (cut.empty()) {
     PENSTOCK_TRY_ASSIGN(out.partition, model::CutBalanced(model::LayerCountWeights(graph),
@@ -240,12 +240,11 @@ Result<std::unique_ptr<Prepared>> Prepare(const GradientFlags& flags, int mpi_ra
                       LoadSchedule(wanted, {schedule::TransportKind::kCredits, out->job.credits}));
   if (compute.num_ranks() != ranks || compute.forward_only) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     "[cli.gradients] --schedule {} {}, wanted one with a backward pass over {} "
-                     "ranks",
+                     "[cli.gradients] --schedule {} {}, wanted one with a backward pass over {}",
                      flags.schedule,
                      compute.forward_only ? std::string("runs forward only")
-                                          : fmt::format("has {} ranks", compute.num_ranks()),
-                     ranks);
+                                          : "has " + Counted(compute.num_ranks(), "rank"),
+                     Counted(ranks, "rank"));
   }
   PENSTOCK_TRY(PrepareCut(flags, cut, compute, *out));
   PENSTOCK_TRY_ASSIGN(const runtime::Recompute recompute, runtime::ParseRecompute(flags.recompute));
@@ -344,7 +343,8 @@ Result<> Gradients(const GradientFlags& flags, comm::Channel* channel, MemoryAcc
   if (flags.common.json) {
     PrintJson({{"loss", loss}});
   } else {
-    fmt::print("loss {:.9g}, {} gradients in {}\n", loss, gradients.size(), flags.output);
+    fmt::print("loss {:.9g}, {} in {}\n", loss, Counted(gradients.size(), "gradient"),
+               flags.output);
   }
   return {};
 }
@@ -352,6 +352,7 @@ Result<> Gradients(const GradientFlags& flags, comm::Channel* channel, MemoryAcc
 void AddFlags(Verb& verb, GradientFlags& flags) {
   constexpr int64_t kMany = int64_t{1} << 20;
   AddCommonFlags(verb, flags.common);
+  verb.Heading("Model and data");
   verb.AddOption("-m,--model", flags.model, "A .gguf file or a folder in Hugging Face layout")
       ->Required()
       ->TypeName("MODEL");
@@ -361,6 +362,13 @@ void AddFlags(Verb& verb, GradientFlags& flags) {
   verb.AddOption("--targets", flags.targets,
                  "The id that should follow each position (default: the next one)")
       ->TypeName("IDS");
+  verb.AddOption("--weights", flags.weights, "Inputs of matrix products: f32 or bf16")
+      ->TypeName("TYPE")
+      ->ShowDefault();
+  verb.AddOption("-o,--output", flags.output, "Where the gradients go")
+      ->Required()
+      ->TypeName("FILE.safetensors");
+  verb.Heading("Pipeline");
   AddInteger(verb, "--stages", flags.stages, "Ranks of the pipeline (default 1, or mpirun's)", 1,
              kMany)
       ->TypeName("N");
@@ -379,24 +387,24 @@ void AddFlags(Verb& verb, GradientFlags& flags) {
   verb.AddOption("--slices", flags.slices, "Sequence slices per micro-batch, for sliced schedules")
       ->TypeName("K")
       ->Range(1, 4096);
-  verb.AddOption("--weights", flags.weights, "Inputs of matrix products: f32 or bf16")
-      ->TypeName("TYPE")
-      ->ShowDefault();
-  verb.AddOption("--recompute", flags.recompute, "none, selective or full")
+  verb.AddOption("--recompute", flags.recompute,
+                 "What is computed again for the backward pass: none, selective or full")
       ->TypeName("WHAT")
       ->ShowDefault();
   AddInteger(verb, "--threads", flags.threads, "Threads per rank (default: cores / ranks)", 1, 4096)
       ->TypeName("N");
-  verb.AddOption("--memory", flags.memory, "Bytes that each rank may use, for instance 2GiB")
+  verb.Heading("Memory and time");
+  verb.AddOption("--memory", flags.memory,
+                 "Bytes that each rank may use, for instance 2GiB (default: what is available, "
+                 "divided by the "
+                 "ranks of this machine)")
       ->TypeName("BYTES");
   verb.AddOption("--deadline", flags.deadline_s, "Seconds that a rank waits for another")
-      ->TypeName("S");
-  verb.AddOption("-o,--output", flags.output, "Where the gradients go")
-      ->Required()
-      ->TypeName("FILE.safetensors");
-  verb.Footer(
-      "Example: penstock gradients -m model --tokens '1,2,3;4,5,6' --stages 2 --schedule zb-h1 "
-      "-o gradients.safetensors --json");
+      ->TypeName("S")
+      ->ShowDefault();
+  verb.Examples(
+      {"penstock gradients -m model --tokens '1,2,3;4,5,6' --stages 2 --schedule zb-h1 "
+       "-o g.safetensors"});
 }
 
 }  // namespace

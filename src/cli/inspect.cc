@@ -146,8 +146,8 @@ Result<model::Partition> ChoosePartition(const Flags& flags, const Graph& graph,
     PENSTOCK_TRY_ASSIGN(const std::vector<int64_t> cut, ParseCut(flags.cut));
     if (flags.stages && *flags.stages != static_cast<int64_t>(cut.size()) + 1) {
       return MakeError(ErrorCode::kInvalidArgument,
-                       "[cli.inspect] --stages {} with {} entries of --cut, wanted {} stages",
-                       *flags.stages, cut.size(), cut.size() + 1);
+                       "[cli.inspect] --stages {} with a --cut that makes {}", *flags.stages,
+                       Counted(cut.size() + 1, "stage"));
     }
     return model::CutAt(graph.num_layers(), cut);
   }
@@ -441,7 +441,7 @@ std::string HoldsText(const Graph& graph, int32_t first, int32_t end) {
   }
   const int32_t decoder = std::min(end, graph.num_layers() - 1) - std::max(first, 1);
   if (decoder > 0) {
-    parts.push_back(fmt::format("{} decoder layer{}", decoder, decoder == 1 ? "" : "s"));
+    parts.push_back(Counted(decoder, "decoder layer"));
   }
   if (end == graph.num_layers()) {
     parts.emplace_back("head");
@@ -697,6 +697,7 @@ void AddInspect(Verb& app, int& status) {
   verb->AddOption("MODEL", flags->model,
                   "A .gguf file, a folder in Hugging Face layout, a config.json, or a name from "
                   "configs/models")
+      ->TypeName("MODEL")
       ->Required();
   verb->AddOption("--stages", flags->stages, "Number of pipeline stages (1 to layers + 2)")
       ->TypeName("N");
@@ -704,17 +705,17 @@ void AddInspect(Verb& app, int& status) {
                   "New stages start at these layers (0 is the embedding), as 10,20")
       ->TypeName("LIST");
   verb->AddOption("--balance", flags->balance,
-                  "What --stages makes equal: time, memory or layers (default time)")
+                  "What --stages makes equal: time, memory or layers (default: time)")
       ->TypeName("WHAT");
   verb->AddOption("--chunks", flags->chunks,
                   "Stages on each rank; shows what each hop between ranks carries")
       ->TypeName("V");
-  verb->AddOption("--placement", flags->placement, "Where the chunks lie: loop or v (default loop)")
+  verb->AddOption("--placement", flags->placement,
+                  "Where the chunks lie: loop or v (default: loop)")
       ->TypeName("WHERE");
   AddCommonFlags(*verb, flags->common);
-  verb->Footer(
-      "Example: penstock inspect llama-3.1-8b --stages 4\n"
-      "         penstock inspect model.gguf --cut 10,20 --json");
+  verb->Examples({"penstock inspect llama-3.1-8b --stages 4",
+                  "penstock inspect model.gguf --cut 10,20 --json"});
   verb->Callback([verb, flags, &status] {
     const Result<> result = Inspect(*flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());

@@ -95,15 +95,17 @@ Result<> LogitsBody(const LogitsFlags& flags, const serve::ModelBundle& bundle,
 void AddLogits(Verb& app, int& status) {
   auto flags = std::make_shared<LogitsFlags>();
   Verb* verb = app.AddVerb("logits", "Logits of every row of a prompt, in float32");
-  AddModelFlags(*verb, flags->model);
+  AddModelSection(*verb, flags->model);
+  verb->Heading("Input and output");
   verb->AddOption("--tokens", flags->tokens, "Token ids, taken literally")
       ->Required()
       ->TypeName("IDS");
   verb->AddOption("-o,--output", flags->output,
                   "A NumPy file [tokens, vocabulary], - for standard output")
       ->TypeName("FILE.npy");
-  verb->Footer(
-      "Example: penstock logits -m model --tokens 1,2,3 --stages 2 --weights f32 -o logits.npy");
+  AddPipelineSections(*verb, flags->model);
+  verb->Examples(
+      {"penstock logits -m model --tokens 1,2,3 --stages 2 --weights f32 -o logits.npy"});
   verb->Callback([verb, flags, &status] {
     status = RunModelVerb(*verb, flags->model,
                           [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,

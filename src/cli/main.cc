@@ -55,7 +55,7 @@ int RunCommandLine(int argc, char** argv) {
       "worth it.");
   app.VersionFlag("penstock " PENSTOCK_VERSION);
   app.RequireVerb();
-  app.Footer(
+  app.Remark(
       "Each verb has --help with an example. Start with `penstock run -m MODEL -p TEXT --stages "
       "2`.");
   int status = 0;

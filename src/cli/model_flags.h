@@ -33,7 +33,11 @@ struct ModelFlags {
 Flag* AddInteger(Verb& verb, const std::string& name, int64_t& value, const std::string& help,
                  int64_t low, int64_t high);
 
+// Under the headings "Model", "Pipeline" and "Memory and time". For verbs with flags of their own
+// in between: --json, --version and "Model" first, then the others.
 void AddModelFlags(Verb& verb, ModelFlags& flags);
+void AddModelSection(Verb& verb, ModelFlags& flags);
+void AddPipelineSections(Verb& verb, ModelFlags& flags);
 
 // Errors: kInvalidArgument naming the flag.
 Result<serve::RunOptions> ToRunOptions(const ModelFlags& flags);

@@ -85,28 +85,36 @@ void AddOptimize(Verb& app, int& status) {
       app.AddVerb("optimize", "Search for a better schedule under costs and a memory limit");
   auto flags = std::make_shared<Flags>();
   AddCommonFlags(*verb, flags->common);
-  verb->AddOption("-p,--ranks", flags->ranks, "Ranks");
-  verb->AddOption("-m,--micro-batches", flags->micro_batches, "Micro-batches of one step");
-  verb->AddOption("-v,--chunks", flags->chunks, "Stages per rank; default: 1 and 2 are tried");
+  verb->AddOption("-p,--ranks", flags->ranks, "Ranks")->TypeName("P");
+  verb->AddOption("-m,--micro-batches", flags->micro_batches, "Micro-batches of one step")
+      ->TypeName("M");
+  verb->AddOption("-v,--chunks", flags->chunks, "Stages per rank (default: 1 and 2 are tried)")
+      ->TypeName("V");
+  verb->Heading("Costs and limits");
   AddCostFlags(*verb, flags->cost);
-  AddPictureFlags(*verb, flags->picture);
   verb->AddOption("--activation-limit", flags->limit,
                   "Most saved activations, one number or one per rank: in micro-batches of one "
-                  "rank's share, in bytes where --costs gives activation_bytes");
+                  "rank's share, in bytes where --costs gives activation_bytes")
+      ->TypeName("N");
+  verb->Heading("Search");
   verb->AddOption("--objective", flags->objective,
                   "makespan: one step alone; period: per step back to back without a barrier")
+      ->TypeName("WHAT")
       ->OneOf({"makespan", "period"})
       ->ShowDefault();
   verb->AddOption("--evaluations", flags->evaluations,
                   "Moves that the search tries from each start")
+      ->TypeName("N")
       ->Range(0, 10'000'000)
       ->ShowDefault();
-  verb->AddOption("--seed", flags->seed, "Of the local search")->ShowDefault();
+  verb->AddOption("--seed", flags->seed, "Of the local search")->TypeName("S")->ShowDefault();
+  verb->Heading("Output");
   verb->AddFlag("--draw", flags->draw, "Draw the step as a text grid");
-  verb->AddOption("-o,--output", flags->output, "Write the schedule (native form)");
-  verb->Footer(
-      "Example:\n  penstock optimize -p 4 -m 8 --cost F=1,I=1.2,W=0.7,C=0.1 --activation-limit 4 "
-      "-o best.schedule");
+  AddPictureFlags(*verb, flags->picture);
+  verb->AddOption("-o,--output", flags->output, "Write the schedule (native form)")
+      ->TypeName("FILE");
+  verb->Examples(
+      {"penstock optimize -p 4 -m 8 --cost F=1,I=1.2,W=0.7,C=0.1 --activation-limit 4 -o best"});
   verb->Callback([flags, verb, &status] {
     const Result<> result = Run(*flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());

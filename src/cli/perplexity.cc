@@ -50,7 +50,8 @@ Result<> PerplexityBody(const PerplexityFlags& flags, const serve::ModelBundle& 
   PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> tokens, TextTokens(flags, bundle));
   if (tokens.size() < 2) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     "[cli.perplexity] the text has {} tokens, wanted at least 2", tokens.size());
+                     "[cli.perplexity] the text has {}, wanted at least 2",
+                     Counted(tokens.size(), "token"));
   }
   serve::RunOptions run = options;
   if (run.context == 0) {
@@ -98,8 +99,8 @@ Result<> PerplexityBody(const PerplexityFlags& flags, const serve::ModelBundle& 
   if (flags.model.common.json) {
     PrintJson({{"tokens", count}, {"nll_per_token", mean}, {"perplexity", std::exp(mean)}});
   } else {
-    fmt::print("{} tokens scored, {:.6f} nats per token, perplexity {:.4f}\n", FormatCount(count),
-               mean, std::exp(mean));
+    fmt::print("{} token{} scored, {:.6f} nats per token, perplexity {:.4f}\n", FormatCount(count),
+               count == 1 ? "" : "s", mean, std::exp(mean));
   }
   return {};
 }
@@ -109,12 +110,14 @@ Result<> PerplexityBody(const PerplexityFlags& flags, const serve::ModelBundle& 
 void AddPerplexity(Verb& app, int& status) {
   auto flags = std::make_shared<PerplexityFlags>();
   Verb* verb = app.AddVerb("perplexity", "How well a model foretells a text");
-  AddModelFlags(*verb, flags->model);
+  AddModelSection(*verb, flags->model);
+  verb->Heading("Text");
   Flag* file = verb->AddOption("--file", flags->file, "A text file")->TypeName("FILE");
   Flag* tokens = verb->AddOption("--tokens", flags->tokens, "Token ids, taken literally")
                      ->TypeName("IDS")
                      ->Excludes(file);
-  verb->Footer("Example: penstock perplexity -m model.gguf --file text.txt --weights int8");
+  AddPipelineSections(*verb, flags->model);
+  verb->Examples({"penstock perplexity -m model.gguf --file text.txt --weights int8"});
   verb->Callback([verb, flags, file, tokens, &status] {
     if (file->Count() + tokens->Count() == 0) {
       status =

@@ -184,9 +184,9 @@ void AddPlan(Verb& app, int& status) {
                   "defaults to start from")
       ->TypeName("NAME|FILE")
       ->ShowDefault();
-  verb->AddOption("-W", flags->sets, "Set one key of the workload: key=value (repeatable)")
-      ->TypeName("KEY=VALUE");
+  verb->AddOption("-W", flags->sets, "Set one key of the workload")->TypeName("KEY=VALUE");
   verb->AddOption("--mode", flags->mode, "inference or training (default: the workload's)")
+      ->TypeName("MODE")
       ->OneOf({"inference", "training"});
   verb->AddOption("--devices,-n", flags->devices, "Use at most this many devices")
       ->TypeName("N")
@@ -197,26 +197,29 @@ void AddPlan(Verb& app, int& status) {
                   "micro_batch, schedule, recompute, sequence_parallel, zero, layers=a/b/c, "
                   "precision (of several, as bf16/int8, each is searched)")
       ->TypeName("KEY=VALUE,...");
-  verb->AddOption("--html", flags->html, "Write the answer as one page with plots to this file")
-      ->TypeName("FILE");
-  verb->AddOption("--emit", flags->emit,
-                  "Print how to launch the best plan instead: megatron, vllm or penstock")
-      ->OneOf({"megatron", "vllm", "penstock"});
-  verb->AddOption("--emit-schedule", flags->emit_schedule,
-                  "Write the best plan's schedule to this file")
-      ->TypeName("FILE");
   verb->AddOption("--transport", flags->transport,
                   "On a calibrated machine: stages are threads, or processes under mpi")
+      ->TypeName("KIND")
       ->OneOf({"threads", "mpi"})
       ->ShowDefault();
+  verb->Heading("Output");
   verb->AddOption("--top", flags->top, "Plans to show")
       ->TypeName("N")
       ->ShowDefault()
       ->Range(1, 1000);
-  verb->Footer(
-      "Example: penstock plan --model llama-3.1-70b --system dgx-h100 --workload chat --devices "
-      "16\n"
-      "Exit status 1 when nothing fits.");
+  verb->AddOption("--html", flags->html, "Write the answer as one page with plots to this file")
+      ->TypeName("FILE");
+  verb->AddOption("--emit", flags->emit,
+                  "Print how to launch the best plan instead: megatron, vllm or penstock")
+      ->TypeName("FOR")
+      ->OneOf({"megatron", "vllm", "penstock"});
+  verb->AddOption("--emit-schedule", flags->emit_schedule,
+                  "Write the best plan's schedule to this file")
+      ->TypeName("FILE");
+  verb->Remark("Exit status 1 when nothing fits.");
+  verb->Examples(
+      {"penstock plan --model llama-3.1-70b --system dgx-h100 --workload chat --devices 16",
+       "penstock plan -m deepseek-v3 -s dgx-h100 -w training -n 2048 --fix precision=fp8"});
   verb->Callback([flags, verb, &status] {
     const Result<int> result = Plan(*flags);
     status = result.ok() ? result.value() : Fail(*verb, result.error());

@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "cli/generate.h"
 #include "cli/model_flags.h"
 #include "cli/run_report.h"
@@ -23,14 +24,15 @@
 namespace penstock::cli {
 namespace {
 
-enum class PromptKind : uint8_t { kText, kFile, kChat, kTokens };
+enum class PromptKind : uint8_t { kText, kFile, kLines, kChat, kTokens };
 
 struct RunFlags {
   ModelFlags model;
   SamplingFlagValues sampling;
   std::vector<std::string> prompts;
-  std::string prompt_file;
-  std::string chat_file;
+  std::vector<std::string> prompt_files;
+  std::vector<std::string> line_files;
+  std::vector<std::string> chat_files;
   std::vector<std::string> token_lists;
   std::vector<PromptKind> order;  // of the prompts on the command line
   int64_t max_new = 256;
@@ -49,10 +51,47 @@ Result<std::string> ReadPromptFile(const std::string& path) {
   return ReadFile(path);
 }
 
-Result<std::vector<text::ChatMessage>> Messages(const RunFlags& flags) {
-  PENSTOCK_TRY_ASSIGN(const Json json, ReadJsonFile(flags.chat_file));
-  PENSTOCK_TRY_ASSIGN(std::vector<text::ChatMessage> messages,
-                      text::ReadChatMessages(json, flags.chat_file));
+// Each line that is not empty.
+Result<std::vector<std::string>> ReadPromptLines(const std::string& path) {
+  PENSTOCK_TRY_ASSIGN(const std::string content, ReadPromptFile(path));
+  std::vector<std::string> lines;
+  for (size_t at = 0; at < content.size();) {
+    const size_t end = std::min(content.find('\n', at), content.size());
+    std::string line = content.substr(at, end - at);
+    if (!line.empty() && line.back() == '\r') {
+      line.pop_back();
+    }
+    if (!line.empty()) {
+      lines.push_back(std::move(line));
+    }
+    at = end + 1;
+  }
+  if (lines.empty()) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.run] --prompt-lines {}: has no line with a text, wanted at least one",
+                     path);
+  }
+  return lines;
+}
+
+// Standard input can be read once.
+Result<> CheckStandardInput(const RunFlags& flags) {
+  const auto count = [](const std::vector<std::string>& paths) {
+    return std::count(paths.begin(), paths.end(), "-");
+  };
+  const auto uses = count(flags.prompt_files) + count(flags.line_files);
+  if (uses > 1) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.run] --prompt-file, --prompt-lines: got standard input (-) {} times, "
+                     "wanted once",
+                     uses);
+  }
+  return {};
+}
+
+Result<std::vector<text::ChatMessage>> Messages(const RunFlags& flags, const std::string& path) {
+  PENSTOCK_TRY_ASSIGN(const Json json, ReadJsonFile(path));
+  PENSTOCK_TRY_ASSIGN(std::vector<text::ChatMessage> messages, text::ReadChatMessages(json, path));
   if (!flags.system.empty()) {
     messages.insert(messages.begin(), {"system", flags.system});
   }
@@ -74,18 +113,22 @@ Result<std::vector<int32_t>> EncodePrompt(const RunFlags& flags, const LoadedTok
   return text::EncodeChat(*chat, tokenizer.tokenizer, messages, {});
 }
 
-Result<std::vector<int32_t>> EncodeChatFile(const RunFlags& flags,
-                                            const LoadedTokenizer& tokenizer) {
+Result<std::vector<int32_t>> EncodeChatFile(const RunFlags& flags, const LoadedTokenizer& tokenizer,
+                                            const std::string& path) {
   PENSTOCK_TRY_ASSIGN(const text::ChatTemplate* chat, PickTemplate(tokenizer, flags.template_name));
-  PENSTOCK_TRY_ASSIGN(const std::vector<text::ChatMessage> messages, Messages(flags));
+  PENSTOCK_TRY_ASSIGN(const std::vector<text::ChatMessage> messages, Messages(flags, path));
   return text::EncodeChat(*chat, tokenizer.tokenizer, messages, {});
 }
 
 // The sequences, in the order in which they stand on the command line.
 Result<std::vector<Prompt>> Prompts(const RunFlags& flags, const LoadedTokenizer* tokenizer) {
+  PENSTOCK_TRY(CheckStandardInput(flags));
   std::vector<Prompt> prompts;
   auto text = flags.prompts.begin();
   auto list = flags.token_lists.begin();
+  auto file = flags.prompt_files.begin();
+  auto lines = flags.line_files.begin();
+  auto chat = flags.chat_files.begin();
   for (const PromptKind kind : flags.order) {
     if (kind == PromptKind::kTokens) {
       PENSTOCK_TRY_ASSIGN(std::vector<int32_t> ids, ParseIds(*list++, "--tokens"));
@@ -98,16 +141,23 @@ Result<std::vector<Prompt>> Prompts(const RunFlags& flags, const LoadedTokenizer
           "[cli.run] {}: a text needs a tokenizer, and the model has none; --tokens works without",
           flags.model.model);
     }
-    std::vector<int32_t> ids;
     if (kind == PromptKind::kChat) {
-      PENSTOCK_TRY_ASSIGN(ids, EncodeChatFile(flags, *tokenizer));
-    } else if (kind == PromptKind::kFile) {
-      PENSTOCK_TRY_ASSIGN(const std::string content, ReadPromptFile(flags.prompt_file));
-      PENSTOCK_TRY_ASSIGN(ids, EncodePrompt(flags, *tokenizer, content));
-    } else {
-      PENSTOCK_TRY_ASSIGN(ids, EncodePrompt(flags, *tokenizer, *text++));
+      PENSTOCK_TRY_ASSIGN(std::vector<int32_t> ids, EncodeChatFile(flags, *tokenizer, *chat++));
+      prompts.push_back({std::move(ids)});
+      continue;
     }
-    prompts.push_back({std::move(ids)});
+    std::vector<std::string> texts;
+    if (kind == PromptKind::kFile) {
+      PENSTOCK_TRY_ASSIGN(texts.emplace_back(), ReadPromptFile(*file++));
+    } else if (kind == PromptKind::kLines) {
+      PENSTOCK_TRY_ASSIGN(texts, ReadPromptLines(*lines++));
+    } else {
+      texts.push_back(*text++);
+    }
+    for (const std::string& one : texts) {
+      PENSTOCK_TRY_ASSIGN(std::vector<int32_t> ids, EncodePrompt(flags, *tokenizer, one));
+      prompts.push_back({std::move(ids)});
+    }
   }
   return prompts;
 }
@@ -127,10 +177,10 @@ Result<> SetBudgets(std::vector<Prompt>& prompts, const RunFlags& flags, int64_t
     }
     if (length + max_new > context) {
       return MakeError(ErrorCode::kInvalidArgument,
-                       "[cli.run] prompt {} has {} tokens, with -n {} it needs {} positions, but "
+                       "[cli.run] prompt {} has {}, with -n {} it needs {} positions, but "
                        "the context has {}\nshorten the prompt, lower -n, or "
                        "raise --context",
-                       i + 1, length, max_new, length + max_new, context);
+                       i + 1, Counted(length, "token"), max_new, length + max_new, context);
     }
   }
   return {};
@@ -153,7 +203,7 @@ void PrintOutputs(const RunFlags& flags, const std::vector<Output>& outputs, boo
 
 // Models that answer end a bare question at once. Says how to ask when that is what happened.
 void HintAtTemplates(const RunFlags& flags, const std::vector<Output>& outputs) {
-  const bool bare = flags.system.empty() && flags.template_name.empty() && flags.chat_file.empty();
+  const bool bare = flags.system.empty() && flags.template_name.empty() && flags.chat_files.empty();
   const bool silent = std::any_of(outputs.begin(), outputs.end(), [](const Output& output) {
     return output.tokens.empty() && output.finish_reason == "stop";
   });
@@ -191,7 +241,8 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
                       Prompts(flags, tokenizer ? &*tokenizer : nullptr));
   if (prompts.empty()) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     "[cli.run] nothing to continue, wanted -p, --prompt-file, --chat or --tokens");
+                     "[cli.run] nothing to continue, wanted -p, --prompt-file, --prompt-lines, "
+                     "--chat or --tokens");
   }
   if (!flags.trace_file.empty()) {  // asked before the work, not after it
     PENSTOCK_TRY(CheckWritable(flags.trace_file));
@@ -261,42 +312,51 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
 void AddRun(Verb& app, int& status) {
   auto flags = std::make_shared<RunFlags>();
   Verb* verb = app.AddVerb("run", "Generate text with a model cut into pipeline stages");
-  AddModelFlags(*verb, flags->model);
-  const Flag* text = verb->AddOption("-p,--prompt", flags->prompts,
-                                     "A text to continue; several are several sequences")
-                         ->TypeName("TEXT");
-  const Flag* file = verb->AddOption("--prompt-file", flags->prompt_file,
+  AddModelSection(*verb, flags->model);
+  verb->Heading("Prompt (given together or several times: several sequences)");
+  const Flag* text =
+      verb->AddOption("-p,--prompt", flags->prompts, "A text to continue")->TypeName("TEXT");
+  const Flag* file = verb->AddOption("--prompt-file", flags->prompt_files,
                                      "A file with a text to continue, - for standard input")
                          ->TypeName("FILE");
+  const Flag* lines = verb->AddOption("--prompt-lines", flags->line_files,
+                                      "A file with a text to continue on each line, - for standard "
+                                      "input; empty lines are left out")
+                          ->TypeName("FILE");
   const Flag* chat =
-      verb->AddOption("--chat", flags->chat_file,
+      verb->AddOption("--chat", flags->chat_files,
                       "A conversation to answer: {\"messages\": [{\"role\", \"content\"}]}")
           ->TypeName("FILE");
-  const Flag* tokens =
-      verb->AddOption("--tokens", flags->token_lists,
-                      "Token ids to continue, taken literally; several are several sequences")
-          ->TypeName("IDS");
-  AddInteger(*verb, "-n", flags->max_new, "Most tokens to generate", 1, int64_t{1} << 40)
-      ->TypeName("TOKENS")
-      ->ShowDefault();
-  AddSamplingFlags(*verb, flags->sampling);
-  verb->AddOption("--stop", flags->stops, "End a sequence before this text; repeatable")
-      ->TypeName("TEXT");
-  verb->AddFlag("--ignore-eos", flags->ignore_eos, "Go on after an end token");
-  verb->AddOption("--system", flags->system, "A system message; -p is then a user's message")
+  const Flag* tokens = verb->AddOption("--tokens", flags->token_lists,
+                                       "Token ids to continue, taken literally, as 1,2,3")
+                           ->TypeName("IDS");
+  verb->AddOption("--system", flags->system, "A system message; texts are then user's messages")
       ->TypeName("TEXT");
   verb->AddOption("--template", flags->template_name,
-                  "The chat template's name, instead of the model's own; -p is then a user's "
-                  "message")
+                  "The chat template's name, instead of the model's own; texts are then user's "
+                  "messages")
       ->TypeName("NAME");
+  verb->Heading("Length");
+  AddInteger(*verb, "-n", flags->max_new, "Most tokens to generate per sequence", 1,
+             int64_t{1} << 40)
+      ->TypeName("TOKENS")
+      ->ShowDefault();
+  verb->AddOption("--stop", flags->stops, "End a sequence before this text")->TypeName("TEXT");
+  verb->AddFlag("--ignore-eos", flags->ignore_eos, "Go on after an end token");
+  AddSamplingFlags(*verb, flags->sampling);
+  AddPipelineSections(*verb, flags->model);
+  verb->Heading("Output");
+  AddLogprobsFlag(*verb, flags->sampling);
   verb->AddOption("--trace", flags->trace_file, "Write what ran as a Chrome/Perfetto trace")
       ->TypeName("FILE");
-  verb->Footer(
-      "Example: penstock run -m model.gguf -p \"The river\" -n 64 --stages 2\n"
-      "One process per stage: mpirun --oversubscribe --bind-to none -n 3 penstock run -m "
-      "model.gguf -p \"The river\"");
+  verb->Examples(
+      {"penstock run -m model.gguf -p \"The river\" -n 64 --stages 2",
+       "penstock run -m model.gguf --system \"Be brief.\" -p \"Why is the sky blue?\"",
+       "penstock run -m model.gguf --prompt-lines questions.txt --groups 2 --json",
+       "mpirun --oversubscribe --bind-to none -n 3 penstock run -m model.gguf -p Hello"});
   const std::vector<std::pair<const Flag*, PromptKind>> kinds = {{text, PromptKind::kText},
                                                                  {file, PromptKind::kFile},
+                                                                 {lines, PromptKind::kLines},
                                                                  {chat, PromptKind::kChat},
                                                                  {tokens, PromptKind::kTokens}};
   verb->Callback([verb, flags, kinds, &status] {

@@ -69,10 +69,11 @@ std::string Aligned(const std::vector<Row>& rows) {
 
 std::string RateText(int64_t tokens, double seconds) {
   if (seconds <= 0) {
-    return fmt::format("{} tokens", tokens);
+    return Counted(tokens, "token");
   }
-  return fmt::format("{} tokens in {}, {:.1f} tokens/s", FormatCount(tokens),
-                     FormatSeconds(seconds), static_cast<double>(tokens) / seconds);
+  return fmt::format("{} token{} in {}, {:.1f} tokens/s", FormatCount(tokens),
+                     tokens == 1 ? "" : "s", FormatSeconds(seconds),
+                     static_cast<double>(tokens) / seconds);
 }
 
 }  // namespace
@@ -196,10 +197,11 @@ std::string RunTable(const serve::Engine& engine, const serve::RunReport& report
                       RateText(rates.prefill_tokens, rates.prefill_s), planned(prefill));
   text += fmt::format("{}Decode{}   {}{}\n", bold, plain,
                       RateText(rates.decode_tokens, rates.decode_s), planned(decode));
-  text += fmt::format("{}idle {:.1f} % of {} stages x {}; {} groups in flight; weights {}; {}{}\n",
-                      dim, 100 * BubbleRatio(report), report.ranks.size(),
-                      FormatSeconds(report.end_s - report.begin_s), engine.setup().groups,
-                      engine.setup().rule.Summary(), engine.device(), plain);
+  text += fmt::format("{}idle {:.1f} % of {} x {}; {} in flight; weights {}; {}{}\n", dim,
+                      100 * BubbleRatio(report), Counted(report.ranks.size(), "stage"),
+                      FormatSeconds(report.end_s - report.begin_s),
+                      Counted(engine.setup().groups, "group"), engine.setup().rule.Summary(),
+                      engine.device(), plain);
   return text;
 }
 

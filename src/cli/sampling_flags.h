@@ -18,6 +18,8 @@ struct SamplingFlagValues {
   SamplingFlags Given() const;
 };
 
+// Those under the heading "Sampling", and --logprobs, which belongs to the output. A verb has both.
 void AddSamplingFlags(Verb& verb, SamplingFlagValues& values);
+void AddLogprobsFlag(Verb& verb, SamplingFlagValues& values);
 
 }  // namespace penstock::cli

@@ -253,8 +253,9 @@ Result<> Run(const Flags& flags) {
   } else if (flags.output.empty()) {
     std::fwrite(text.data(), 1, text.size(), stdout);
   } else {
-    fmt::print(stderr, "{}: {} ranks, {} micro-batches, {} stages, {} actions{}\n", s.name,
-               s.num_ranks(), s.micro_batches, s.num_stages(), FormatCount(s.CountActions()),
+    fmt::print(stderr, "{}: {}, {}, {}, {} actions{}\n", s.name, Counted(s.num_ranks(), "rank"),
+               Counted(s.micro_batches, "micro-batch", "micro-batches"),
+               Counted(s.num_stages(), "stage"), FormatCount(s.CountActions()),
                s.lowered ? ", lowered" : "");
   }
   return {};
@@ -268,12 +269,22 @@ void AddSchedule(Verb& app, int& status) {
   auto flags = std::make_shared<Flags>();
   AddCommonFlags(*verb, flags->common);
   verb->AddOption("schedule", flags->source,
-                  "NAME of a generator (see --list), or a FILE: native or PyTorch CSV")
-      ->OptionText("NAME|FILE");
-  verb->AddOption("-p,--ranks", flags->ranks, "Ranks");
-  verb->AddOption("-m,--micro-batches", flags->micro_batches, "Micro-batches of a step");
-  verb->AddOption("-v,--chunks", flags->chunks, "Stages per rank (default: the generator's)");
-  verb->AddOption("--slices", flags->slices, "Sequence slices per micro-batch (sliced-1f1b)");
+                  "A generator's name (see --list), or a file: native or PyTorch CSV")
+      ->TypeName("NAME|FILE");
+  verb->AddFlag("--list", flags->list, "Name the generators");
+  verb->AddOption("--layout", flags->layout,
+                  "Say what a Megatron pipeline-layout string means for -p ranks")
+      ->TypeName("STRING");
+  verb->Heading("Size");
+  verb->AddOption("-p,--ranks", flags->ranks, "Ranks")->TypeName("P");
+  verb->AddOption("-m,--micro-batches", flags->micro_batches, "Micro-batches of a step")
+      ->TypeName("M");
+  verb->AddOption("-v,--chunks", flags->chunks, "Stages per rank (default: the generator's)")
+      ->TypeName("V");
+  verb->AddOption("--slices", flags->slices,
+                  "Sequence slices per micro-batch (sliced-1f1b; default 2)")
+      ->TypeName("K");
+  verb->Heading("Passes");
   verb->AddFlag("--split", flags->split, "Split every backward into I and W");
   verb->AddFlag("--recompute", flags->recompute, "Recompute activations before every backward");
   verb->AddFlag("--step-end", flags->step_end, "Add gradient reductions and optimizer steps");
@@ -285,22 +296,22 @@ void AddSchedule(Verb& app, int& status) {
       ->ShowDefault();
   verb->AddFlag("--rendezvous", flags->rendezvous,
                 "With --lowered: an order of messages without deadlock under rendezvous too");
+  verb->Heading("Output");
   verb->AddOption("--format", flags->format,
                   "native, csv (PyTorch), cells (in program order), or simulated: grid, svg, "
                   "trace (Chrome)")
+      ->TypeName("FORM")
       ->ShowDefault();
+  verb->AddOption("--dialect", flags->dialect,
+                  "Of --format csv: bw (old), plain (default) or wait (since PyTorch 2.15)")
+      ->TypeName("NAME");
+  verb->AddOption("-o,--output", flags->output, "Write to this file")->TypeName("FILE");
+  verb->Heading("Simulated forms");
   AddCostFlags(*verb, flags->costs);
   AddPictureFlags(*verb, flags->picture);
-  verb->AddOption("--dialect", flags->dialect,
-                  "Of --format csv: bw (old), plain or wait (since PyTorch 2.15)");
-  verb->AddOption("--layout", flags->layout,
-                  "Say what a Megatron pipeline-layout string means for -p ranks");
-  verb->AddFlag("--list", flags->list, "Name the generators");
-  verb->AddOption("-o,--output", flags->output, "Write to this file");
-  verb->Footer(
-      "Examples:\n  penstock schedule zb-v -p 4 -m 8 --format grid\n  penstock schedule 1f1b -p 4 "
-      "-m 8 --lowered --format csv -o 1f1b.csv\n"
-      "  penstock schedule --layout 'Et*3|(tt|)*29,m|L' -p 16");
+  verb->Examples({"penstock schedule zb-v -p 4 -m 8 --format grid",
+                  "penstock schedule 1f1b -p 4 -m 8 --lowered --format csv -o 1f1b.csv",
+                  "penstock schedule --layout 'Et*3|(tt|)*29,m|L' -p 16"});
   verb->Callback([verb, flags, &status] {
     const auto result = Run(*flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());

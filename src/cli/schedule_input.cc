@@ -20,13 +20,19 @@ void AddScheduleFlags(Verb& verb, ScheduleFlags& flags, bool target_required) {
   Flag* target =
       verb.AddOption("schedule", flags.target,
                      "A schedule file (native or PyTorch CSV), or a generator's name such as 1f1b "
-                     "(`penstock schedule --list`)");
+                     "(`penstock schedule --list`)")
+          ->TypeName("FILE|NAME");
   if (target_required)
     target->Required();
-  verb.AddOption("-p,--ranks", flags.ranks, "Ranks");
-  verb.AddOption("-m,--micro-batches", flags.micro_batches, "Micro-batches of one step");
-  verb.AddOption("-v,--chunks", flags.chunks, "Stages per rank, where the schedule takes any");
-  verb.AddOption("--slices", flags.slices, "Sequence slices per micro-batch (sliced-1f1b)");
+  verb.AddOption("-p,--ranks", flags.ranks, "Ranks")->TypeName("P");
+  verb.AddOption("-m,--micro-batches", flags.micro_batches, "Micro-batches of one step")
+      ->TypeName("M");
+  verb.AddOption("-v,--chunks", flags.chunks,
+                 "Stages per rank, where the schedule takes any (default: the schedule's)")
+      ->TypeName("V");
+  verb.AddOption("--slices", flags.slices,
+                 "Sequence slices per micro-batch (sliced-1f1b; default 2)")
+      ->TypeName("K");
 }
 
 Result<> NeedRanksAndMicroBatches(const ScheduleFlags& flags) {
@@ -94,7 +100,10 @@ void AddCostFlags(Verb& verb, CostFlags& flags) {
       "--cost", flags.cost,
       "Seconds of one rank's whole share for one micro-batch, F=1,I=1,W=1, and of one hop, C=0 "
       "(R: recompute; B: I and W together)");
-  verb.AddOption("--costs", flags.costs, "Costs of stages and links, a TOML file")->Excludes(cost);
+  cost->TypeName("F=1,I=1,W=1,C=0");
+  verb.AddOption("--costs", flags.costs, "Costs of stages and links, a TOML file")
+      ->TypeName("FILE")
+      ->Excludes(cost);
 }
 
 Result<cost::CostSource> LoadCosts(const CostFlags& flags) {
@@ -112,9 +121,11 @@ void AddTransportFlags(Verb& verb, TransportFlags& flags) {
   verb.AddOption("--transport", flags.kind,
                  "How sends and receives of a lowered schedule block: posted, buffered, credits "
                  "or rendezvous")
+      ->TypeName("KIND")
       ->ShowDefault();
   verb.AddOption("--credits", flags.credits,
                  "Undelivered messages per edge and direction, for --transport credits")
+      ->TypeName("K")
       ->ShowDefault();
 }
 

@@ -12,8 +12,12 @@
 namespace penstock::cli {
 
 void AddPictureFlags(Verb& verb, PictureFlags& flags) {
-  verb.AddOption("--from", flags.from_s, "First second of the picture")->NotNegative();
-  verb.AddOption("--to", flags.to_s, "Last second of the picture")->NotNegative();
+  verb.AddOption("--from", flags.from_s, "First second of the picture (default: the first)")
+      ->TypeName("S")
+      ->NotNegative();
+  verb.AddOption("--to", flags.to_s, "Last second of the picture (default: the last)")
+      ->TypeName("S")
+      ->NotNegative();
 }
 
 Result<std::string> DrawGrid(const trace::Timeline& timeline, const schedule::Schedule& schedule,

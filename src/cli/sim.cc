@@ -226,28 +226,32 @@ void AddSim(Verb& app, int& status) {
   auto flags = std::make_shared<Flags>();
   AddCommonFlags(*verb, flags->common);
   AddScheduleFlags(*verb, flags->schedule, false);
-  AddCostFlags(*verb, flags->cost);
-  AddTransportFlags(*verb, flags->transport);
-  AddPictureFlags(*verb, flags->picture);
-  verb->AddOption("--steps", flags->steps, "Report the ends of so many steps back to back")
-      ->Range(1, 1'000'000);
-  verb->AddFlag("--barrier", flags->barrier, "All ranks start each step together");
   verb->AddFlag("--all", flags->all, "One row per generator, and which one to take");
-  verb->AddOption("--activation-limit", flags->limit,
-                  "Most saved activations, one number or one per rank: in micro-batches of one "
-                  "rank's share, in bytes where --costs gives activation_bytes");
   verb->AddFlag("--lowered", flags->lowered, "Add SEND and RECV first");
   verb->AddFlag("--place-weights", flags->place_weights,
                 "Move each W to where these costs want it");
+  verb->Heading("Costs and limits");
+  AddCostFlags(*verb, flags->cost);
+  verb->AddOption("--activation-limit", flags->limit,
+                  "Most saved activations, one number or one per rank: in micro-batches of one "
+                  "rank's share, in bytes where --costs gives activation_bytes")
+      ->TypeName("N");
+  AddTransportFlags(*verb, flags->transport);
+  verb->Heading("Steps");
+  verb->AddOption("--steps", flags->steps, "Report the ends of so many steps back to back")
+      ->TypeName("N")
+      ->Range(1, 1'000'000);
+  verb->AddFlag("--barrier", flags->barrier, "All ranks start each step together");
+  verb->Heading("Output");
   verb->AddFlag("--draw", flags->draw, "Draw the step as a text grid");
   verb->AddFlag("--critical-path", flags->critical_path, "The actions that decide the end");
-  verb->AddOption("--svg", flags->svg, "Write a picture of the step");
-  verb->AddOption("--trace", flags->trace, "Write the step for ui.perfetto.dev");
-  verb->AddOption("-o,--output", flags->output, "Write the simulated schedule (native form)");
-  verb->Footer(
-      "Examples:\n"
-      "  penstock sim zb-v -p 4 -m 8 --cost F=1,I=1,W=1,C=0.1 --draw\n"
-      "  penstock sim --all -p 8 -m 32 --cost F=1,I=1.2,W=0.7 --activation-limit 8");
+  AddPictureFlags(*verb, flags->picture);
+  verb->AddOption("--svg", flags->svg, "Write a picture of the step")->TypeName("FILE");
+  verb->AddOption("--trace", flags->trace, "Write the step for ui.perfetto.dev")->TypeName("FILE");
+  verb->AddOption("-o,--output", flags->output, "Write the simulated schedule (native form)")
+      ->TypeName("FILE");
+  verb->Examples({"penstock sim zb-v -p 4 -m 8 --cost F=1,I=1,W=1,C=0.1 --draw",
+                  "penstock sim --all -p 8 -m 32 --cost F=1,I=1.2,W=0.7 --activation-limit 8"});
   verb->Callback([flags, verb, &status] {
     if (flags->all == !flags->schedule.target.empty()) {
       status =

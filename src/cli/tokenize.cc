@@ -89,7 +89,9 @@ void AddTokenize(Verb& app, int& status) {
   Flag* text =
       verb->AddOption("text", flags->text, "The text or ids (default: standard input, not trimmed)")
           ->TypeName("TEXT");
-  verb->Footer("Example: penstock tokenize -m model.gguf \"Hello, world\"");
+  verb->Examples({"penstock tokenize -m model.gguf \"Hello, world\"",
+                  "penstock tokenize -m model.gguf < book.txt > ids.txt",
+                  "penstock tokenize -m model.gguf --decode 1,2,3"});
   verb->Callback([verb, flags, text, &status] {
     flags->has_text = text->Count() > 0;
     const Result<> result = Tokenize(*flags);

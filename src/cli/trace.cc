@@ -108,8 +108,9 @@ void AddCosts(Verb& trace, int& status) {
   Verb* verb = trace.AddVerb("costs", "A costs file from what a run measured");
   auto flags = std::make_shared<CostsFlags>();
   AddCommonFlags(*verb, flags->common);
-  verb->AddOption("file", flags->file, "Trace of a run")->Required();
-  verb->AddOption("-o,--output", flags->output, "Write to this file");
+  verb->AddOption("file", flags->file, "Trace of a run")->Required()->TypeName("FILE");
+  verb->AddOption("-o,--output", flags->output, "Write to this file")->TypeName("FILE");
+  verb->Examples({"penstock trace costs measured.json -o costs.toml"});
   verb->Callback([flags, verb, &status] {
     const Result<> result = Costs(*flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());
@@ -120,11 +121,16 @@ void AddDiff(Verb& trace, int& status) {
   Verb* verb = trace.AddVerb("diff", "Foretold beside measured, action by action");
   auto flags = std::make_shared<DiffFlags>();
   AddCommonFlags(*verb, flags->common);
-  verb->AddOption("planned", flags->planned, "Trace of a simulation")->Required();
-  verb->AddOption("measured", flags->measured, "Trace of a run")->Required();
+  verb->AddOption("planned", flags->planned, "Trace of a simulation")
+      ->Required()
+      ->TypeName("PLANNED");
+  verb->AddOption("measured", flags->measured, "Trace of a run")->Required()->TypeName("MEASURED");
   verb->AddOption("--actions", flags->actions, "Rows of single actions, those that differ most")
+      ->TypeName("N")
       ->NotNegative()
       ->ShowDefault();
+  verb->Examples({"penstock sim forward -p 2 -m 4 --costs costs.toml --trace planned.json",
+                  "penstock trace diff planned.json measured.json"});
   verb->Callback([flags, verb, &status] {
     const Result<> result = Diff(*flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());
@@ -135,9 +141,17 @@ void AddShow(Verb& trace, int& status) {
   Verb* verb = trace.AddVerb("show", "Draw a trace and account for its idle time");
   auto flags = std::make_shared<ShowFlags>();
   AddCommonFlags(*verb, flags->common);
-  verb->AddOption("file", flags->file, "Trace of a run or a simulation")->Required();
-  verb->AddOption("--from", flags->from_s, "First second")->NotNegative();
-  verb->AddOption("--to", flags->to_s, "Last second")->NotNegative();
+  verb->AddOption("file", flags->file, "Trace of a run or a simulation")
+      ->Required()
+      ->TypeName("FILE");
+  verb->AddOption("--from", flags->from_s, "First second (default: the first)")
+      ->TypeName("S")
+      ->NotNegative();
+  verb->AddOption("--to", flags->to_s, "Last second (default: the last)")
+      ->TypeName("S")
+      ->NotNegative();
+  verb->Examples({"penstock run -m model.gguf -p Hello --stages 2 --trace measured.json",
+                  "penstock trace show measured.json"});
   verb->Callback([flags, verb, &status] {
     const Result<> result = Show(*flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());
@@ -149,11 +163,9 @@ void AddShow(Verb& trace, int& status) {
 void AddTrace(Verb& app, int& status) {
   Verb* verb = app.AddVerb("trace", "Compare and draw timelines");
   verb->RequireVerb();
-  verb->Footer(
-      "Example:\n"
-      "  penstock sim forward -p 2 -m 4 --costs costs.toml --trace planned.json\n"
-      "  penstock trace diff planned.json measured.json\n"
-      "  penstock trace costs measured.json -o costs.toml");
+  verb->Examples({"penstock trace show measured.json",
+                  "penstock trace diff planned.json measured.json",
+                  "penstock trace costs measured.json -o costs.toml"});
   AddDiff(*verb, status);
   AddShow(*verb, status);
   AddCosts(*verb, status);

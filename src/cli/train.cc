@@ -269,8 +269,8 @@ Result<> Run(const TrainVerbFlags& flags, std::unique_ptr<comm::Channel> channel
   const int64_t ranks = config.pipeline.stages * config.pipeline.replicas;
   if (channel == nullptr && ranks > 1 &&
       ranks * std::max<int64_t>(1, flags.train.threads) > kernels::UsableCores()) {
-    LogNote("{} ranks share {} cores: their times are those of shared cores", ranks,
-            kernels::UsableCores());
+    LogNote("{} share {}: their times are those of shared cores", Counted(ranks, "rank"),
+            Counted(kernels::UsableCores(), "core"));
   }
   for (const std::string& file : {flags.trace_file, flags.planned_file}) {
     if (!file.empty()) {
@@ -313,7 +313,9 @@ void AddTrain(Verb& app, int& status) {
   auto flags = std::make_shared<TrainVerbFlags>();
   Verb* verb = app.AddVerb("train", "Train a model cut into pipeline stages, by any schedule");
   AddTrainFlags(*verb, flags->train);
+  verb->Heading("Run");
   verb->AddFlag("--resume", flags->resume, "Go on from the newest checkpoint in train.folder");
+  verb->Heading("Output");
   verb->AddOption("--log", flags->log, "JSON lines, one per step (default: train.log)")
       ->TypeName("FILE");
   verb->AddOption("--trace", flags->trace_file,
@@ -322,10 +324,9 @@ void AddTrain(Verb& app, int& status) {
   verb->AddOption("--planned-trace", flags->planned_file,
                   "Write the simulated step, which planned_step_s comes from, as such a trace")
       ->TypeName("FILE");
-  verb->Footer(
-      "Example: penstock train configs/train/tiny.toml --set pipeline.schedule=zb-v\n"
-      "One process per rank: mpirun --oversubscribe --bind-to none -n 2 penstock train "
-      "configs/train/tiny.toml");
+  verb->Examples(
+      {"penstock train configs/train/tiny.toml --set pipeline.schedule=zb-v",
+       "mpirun --oversubscribe --bind-to none -n 2 penstock train configs/train/tiny.toml"});
   verb->Callback([verb, flags, &status] {
     status = RunRankedVerb(*verb, [&](std::unique_ptr<comm::Channel> channel) {
       return Run(*flags, std::move(channel));

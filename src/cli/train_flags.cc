@@ -12,13 +12,16 @@ void AddTrainFlags(Verb& verb, TrainFlags& flags) {
           "config", flags.config,
           "The configuration (docs/training.md lists its keys), or one of configs/train by name")
       ->TypeName("CONFIG.toml");
-  verb.AddOption("--set", flags.assignments,
-                 "section.key=value instead of what the file says; repeatable")
+  verb.AddOption("--set", flags.assignments, "section.key=value instead of what the file says")
       ->TypeName("KEY=VALUE");
+  verb.Heading("Run");
   AddInteger(verb, "--threads", flags.threads, "Threads per stage (default: cores / stages)", 1,
              4096)
       ->TypeName("N");
-  verb.AddOption("--memory", flags.memory, "Bytes that each rank may use, for instance 2GiB")
+  verb.AddOption("--memory", flags.memory,
+                 "Bytes that each rank may use, for instance 2GiB (default: what is available, "
+                 "divided by the "
+                 "ranks of this machine)")
       ->TypeName("BYTES");
   verb.AddOption("--deadline", flags.deadline_s,
                  "Seconds that a stage waits for another before the run fails")

@@ -23,8 +23,10 @@ bool Colour(int fd) {
 }  // namespace
 
 void AddCommonFlags(Verb& verb, CommonFlags& flags) {
+  verb.Heading(kGeneralHeading);
   verb.AddFlag("--json", flags.json,
                "Print one JSON object on standard output, nothing else there");
+  verb.Heading(kFlagsHeading);
   verb.VersionFlag("penstock " PENSTOCK_VERSION);
 }
 

@@ -185,6 +185,10 @@ TEST_F(BadInput, PromptsThatAreNone) {
   ExpectRefused({"run", "-m", Playback(), "--prompt-file", "-"}, {"no tokens"}, 0, "");
   ExpectRefused({"run", "-m", Playback(), "--prompt-file", Path("absent.txt")}, {"absent.txt"});
   ExpectRefused({"run", "-m", Playback(), "--prompt-file", folder_->path()}, {folder_->path()});
+  ExpectRefused({"run", "-m", Playback(), "--prompt-file", "-", "--prompt-lines", "-"},
+                {"--prompt-lines", "standard input", "2 times"});
+  ExpectRefused({"run", "-m", Playback(), "--prompt-lines", "-"}, {"--prompt-lines -", "no line"}, 0,
+                "\n\r\n\n");
   ExpectRefused({"run", "-m", Playback(), "--chat", Path("absent.json"), "--template", "chatml"},
                 {"absent.json"});
   WriteText(Path("broken.json"), "{\"messages\": [");
@@ -415,8 +419,8 @@ TEST_F(BadInput, NamesOfConfigurationsAreNoModelsToRun) {
 TEST_F(BadInput, TheCommandLineSaysWhatItGotAndWhatIsWanted) {
   ExpectRefused({"run", "-m", Tiny(), "--thread", "2"}, {"penstock run:", "--thread", "--threads"});
   ExpectRefused({"run", "-m", Tiny(), "word"}, {"penstock run:", "'word'", "penstock run --help"});
-  ExpectRefused({"run", "-m", Tiny(), "--prompt-file", "a", "--prompt-file", "b"},
-                {"--prompt-file", "more than once"});
+  ExpectRefused({"run", "-m", Tiny(), "--system", "a", "--system", "b"},
+                {"--system", "more than once"});
   ExpectRefused({"trace", "diff", "--frob"}, {"penstock trace diff:"});
   ExpectRefused({"plan", "-m", "x", "-s", "y", "-n", "1e3"}, {"'1e3'", "from 1 to 1048576"});
   ExpectRefused({"plan", "-m", "x", "-s", "y", "--mode", "none"},

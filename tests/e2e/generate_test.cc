@@ -183,6 +183,25 @@ TEST_F(Generate, PromptsComeFromFilesAndPipes) {
   EXPECT_EQ(RunJson(Talker(), {"--prompt-file", "-"}, "e\n")["outputs"][0]["prompt_tokens"], 2);
 }
 
+TEST_F(Generate, FilesMayBeSeveralAndLinesSeveralSequences) {
+  WriteText(Path("first.txt"), "a");
+  WriteText(Path("second.txt"), "x\nd");
+  const Json files = RunJson(Alphabet(), {"--prompt-file", Path("first.txt"), "--prompt-file",
+                                          Path("second.txt"), "-p", "g", "-n", "2"});
+  ASSERT_EQ(files["outputs"].size(), 3U);
+  EXPECT_EQ(files["outputs"][0]["text"], "bc");
+  EXPECT_EQ(files["outputs"][1]["text"], "ef");
+  EXPECT_EQ(files["outputs"][2]["text"], "hi");
+  // Line ends of either kind, empty lines, and a last line without an end.
+  const Json lines = RunJson(Alphabet(), {"-p", "h", "--prompt-lines", "-", "-n", "2"},
+                             "a\n\n\r\nbc\r\nxe\n\nf");
+  ASSERT_EQ(lines["outputs"].size(), 5U);
+  const char* const wanted[] = {"ij", "bc", "de", "fg", "gh"};
+  for (size_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(lines["outputs"][i]["text"], wanted[i]) << i;
+  }
+}
+
 TEST_F(Generate, APipeGetsTextAndNothingElse) {
   const Finished one = RunPenstock({"run", "-m", Alphabet(), "-p", "!", "--stages", "2"});
   EXPECT_EQ(one.status, 0);
