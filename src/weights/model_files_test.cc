@@ -242,7 +242,7 @@ TEST(ModelFiles, AnIndexThatLiesIsRefused) {
       {R"({"weight_map":{}})", "names 0 files"},
       {R"([1,2])", "no object weight_map"},
       {R"({"weight_map":{"a":"s1.safetensors","b":"s2.safetensors"}})",
-       "s2.safetensors (1 tensors)"},
+       "s2.safetensors (1 tensor)"},
       {R"({"weight_map)", "not valid JSON"},
   };
   for (const auto& [index, says] : cases) {
