@@ -72,10 +72,9 @@ std::vector<Timeline> StepsOf(const Timeline& timeline) {
 
 const Timeline& MedianStep(const std::vector<Timeline>& steps) {
   PENSTOCK_CHECK(!steps.empty(), "a median is of something");
-  std::vector<const Timeline*> order;
-  for (const Timeline& step : steps) {
-    order.push_back(&step);
-  }
+  std::vector<const Timeline*> order(steps.size());
+  std::transform(steps.begin(), steps.end(), order.begin(),
+                 [](const Timeline& step) { return &step; });
   const auto middle = order.begin() + static_cast<std::ptrdiff_t>((order.size() - 1) / 2);
   std::nth_element(order.begin(), middle, order.end(),
                    [](const Timeline* a, const Timeline* b) { return Length(*a) < Length(*b); });

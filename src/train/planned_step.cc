@@ -245,14 +245,12 @@ Result<PlannedStep> PlanStep(const Schedule& schedule,
     plan.bubble_ratio = std::clamp(1 - BusySeconds(step) / all_s, 0.0, 1.0);
     plan.timeline = std::move(simulated.timeline);
   }
-  std::vector<double> bubbles;
-  for (const PlannedStep& plan : plans) {
-    bubbles.push_back(plan.bubble_ratio);
-  }
-  std::vector<double> times;
-  for (const PlannedStep& plan : plans) {
-    times.push_back(plan.step_s);
-  }
+  std::vector<double> times(plans.size());
+  std::vector<double> bubbles(plans.size());
+  std::transform(plans.begin(), plans.end(), times.begin(),
+                 [](const PlannedStep& plan) { return plan.step_s; });
+  std::transform(plans.begin(), plans.end(), bubbles.begin(),
+                 [](const PlannedStep& plan) { return plan.bubble_ratio; });
   const auto middle = plans.begin() + static_cast<std::ptrdiff_t>((plans.size() - 1) / 2);
   std::nth_element(plans.begin(), middle, plans.end(),
                    [](const PlannedStep& a, const PlannedStep& b) { return a.step_s < b.step_s; });
