@@ -27,7 +27,7 @@ constexpr std::string_view kEndNames[] = {
 };
 
 // Of one added token in its normalized form.
-constexpr size_t kMaxAddedTokenBytes = 1 << 20;
+constexpr size_t kMaxAddedTokenBytes = 2 * kMaxTokenBytes;
 
 // One encoding in progress.
 class Encoding {

@@ -69,6 +69,9 @@ TEST(TokenizerFile, RefusesFilesThatContradictThemselves) {
   ExpectParts(ErrorOf(R"({"model": {"vocab": {"a": 4194304}}})"), {"model.vocab"});
   ExpectParts(ErrorOf(R"({"model": {"vocab": {"a": "b"}}})"), {"model.vocab", "a string"});
   ExpectParts(ErrorOf(R"({"model": {"vocab": []}})"), {"model.vocab"});
+  ExpectParts(
+      ErrorOf(R"({"added_tokens": [{"id": 4, "content": ")" + std::string(5000, 'a') + R"("}]})"),
+      {"token 4 has 5000 bytes", "4096"});
   ExpectParts(ErrorOf(R"({"model": {"merges": "a b"}})"), {"model.merges", "a list"});
   ExpectParts(ErrorOf(R"({"model": {"unk_token": "?"}})"), {"unk_token"});
   ExpectParts(ErrorOf(R"({"added_tokens": [{"id": 0, "content": "<s>"}]})"), {"both have id 0"});

@@ -39,6 +39,11 @@ Result<Vocabulary> Vocabulary::Build(const std::vector<std::pair<std::string, in
                        "[text.vocabulary] {}: token \"{}\" has id {}, wanted 0 to {}", source, text,
                        id, kMaxTokens - 1);
     }
+    if (text.size() > kMaxTokenBytes) {
+      return MakeError(ErrorCode::kCorruptData,
+                       "[text.vocabulary] {}: token {} has {} bytes, wanted up to {}", source, id,
+                       text.size(), kMaxTokenBytes);
+    }
     highest = std::max(highest, id);
     bytes += text.size();
   }

@@ -18,6 +18,8 @@ namespace penstock::text {
 
 // Larger ids are refused, so that no file makes us allocate a table on its word alone.
 inline constexpr int32_t kMaxTokens = 1 << 22;
+// Longer tokens are refused: at each place of a text the search goes as far as the longest one.
+inline constexpr size_t kMaxTokenBytes = 4096;
 
 // Name given to a byte by vocabularies with byte fallback: "<0x0A>".
 std::string ByteTokenName(uint8_t byte);
