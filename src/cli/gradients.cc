@@ -171,10 +171,10 @@ Result<> PrepareCut(const GradientFlags& flags, const std::vector<int64_t>& cut,
                      flags.stages, graph.num_layers());
   }
   if (!cut.empty() && static_cast<int>(cut.size()) + 1 != compute.num_stages()) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[cli.gradients] --cut makes {}, but {} has {} over {}",
-                     Counted(cut.size() + 1, "stage"), compute.name,
-                     Counted(compute.num_stages(), "stage"), Counted(compute.num_ranks(), "rank"));
+    return MakeError(
+        ErrorCode::kInvalidArgument, "[cli.gradients] --cut has {}, wanted {}: {} has {} over {}",
+        Counted(cut.size(), "entry", "entries"), compute.num_stages() - 1, compute.name,
+        Counted(compute.num_stages(), "stage"), Counted(compute.num_ranks(), "rank"));
   }
   if (cut.empty()) {
     PENSTOCK_TRY_ASSIGN(out.partition, model::CutBalanced(model::LayerCountWeights(graph),

@@ -146,8 +146,8 @@ Result<model::Partition> ChoosePartition(const Flags& flags, const Graph& graph,
     PENSTOCK_TRY_ASSIGN(const std::vector<int64_t> cut, ParseCut(flags.cut));
     if (flags.stages && *flags.stages != static_cast<int64_t>(cut.size()) + 1) {
       return MakeError(ErrorCode::kInvalidArgument,
-                       "[cli.inspect] --stages {} with a --cut that makes {}", *flags.stages,
-                       Counted(cut.size() + 1, "stage"));
+                       "[cli.inspect] --stages {} with {} of --cut, wanted {}", *flags.stages,
+                       Counted(cut.size(), "entry", "entries"), Counted(cut.size() + 1, "stage"));
     }
     return model::CutAt(graph.num_layers(), cut);
   }

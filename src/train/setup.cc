@@ -88,9 +88,10 @@ Result<> CutModel(TrainSetup& setup) {
   const int64_t stages = setup.compute.num_stages();
   if (!pipeline.cut.empty()) {
     if (static_cast<int64_t>(pipeline.cut.size()) + 1 != stages) {
-      return MakeError(
-          ErrorCode::kInvalidArgument, "[train.setup] pipeline.cut makes {}, but {} has {}",
-          Counted(pipeline.cut.size() + 1, "stage"), setup.compute.name, Counted(stages, "stage"));
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[train.setup] pipeline.cut has {}, wanted {}: {} has {}",
+                       Counted(pipeline.cut.size(), "entry", "entries"), stages - 1,
+                       setup.compute.name, Counted(stages, "stage"));
     }
     PENSTOCK_TRY_ASSIGN(setup.partition, model::CutAt(graph.num_layers(), pipeline.cut));
     return {};
