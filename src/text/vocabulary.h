@@ -30,7 +30,8 @@ class Vocabulary {
  public:
   Vocabulary() = default;
 
-  // Errors (kCorruptData, naming `source`): an id out of range, two texts of one id, one text with
+  // Errors (kCorruptData, naming `source`): an id out of range, a text longer than kMaxTokenBytes,
+  // two texts of one id, one text with
   // two ids.
   static Result<Vocabulary> Build(const std::vector<std::pair<std::string, int32_t>>& tokens,
                                   const std::string& source);
