@@ -35,7 +35,7 @@ struct Flags {
   CommonFlags common;
   std::string model;
   std::string system;
-  std::string workload = "inference";
+  std::string workload;  // empty: the defaults of the mode
   std::string mode;
   std::vector<std::string> sets;
   std::string fix;
@@ -114,8 +114,11 @@ Result<int> Plan(const Flags& flags) {
   }
   PENSTOCK_TRY_ASSIGN(const PlannedModel planned, ReadModel(flags.model, system, device.get()));
   const cost::ModelProfile& model = planned.profile;
+  const std::string workload_name = !flags.workload.empty() ? flags.workload
+                                    : !flags.mode.empty()   ? flags.mode
+                                                            : "inference";
   PENSTOCK_TRY_ASSIGN(plan::Workload workload,
-                      plan::ReadWorkload(flags.workload, flags.mode, flags.sets));
+                      plan::ReadWorkload(workload_name, flags.mode, flags.sets));
   TakePrecision(planned, workload);
   plan::Context context{&model, &system, &workload};
   context.across_processes = flags.transport == "mpi";
@@ -181,9 +184,8 @@ void AddPlan(Verb& app, int& status) {
       ->Required();
   verb->AddOption("--workload,-w", flags->workload,
                   "A name from configs/workloads or a TOML file; inference and training are "
-                  "defaults to start from")
-      ->TypeName("NAME|FILE")
-      ->ShowDefault();
+                  "defaults to start from (default: inference, or what --mode says)")
+      ->TypeName("NAME|FILE");
   verb->AddOption("-W", flags->sets, "Set one key of the workload")->TypeName("KEY=VALUE");
   verb->AddOption("--mode", flags->mode, "inference or training (default: the workload's)")
       ->TypeName("MODE")

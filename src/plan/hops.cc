@@ -111,4 +111,15 @@ std::vector<double> CrossingBytes(const cost::ModelProfile& model) {
   return alike ? std::vector<double>() : bytes;
 }
 
+void Recut(const cost::ModelProfile& model, Plan& plan, const std::function<bool(Plan&)>& price) {
+  if (CrossingBytes(model).empty()) {
+    return;
+  }
+  Plan other = plan;
+  other.layout.cut.clear();
+  if (price(other)) {
+    plan = std::move(other);
+  }
+}
+
 }  // namespace penstock::plan

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "cost/cost_model.h"
@@ -34,5 +35,9 @@ cost::LinkCost HopLink(const Context& context, const Layout& layout, double byte
 
 // Bytes that cross each boundary per row, at 16 bits; empty where all boundaries are alike.
 std::vector<double> CrossingBytes(const cost::ModelProfile& model);
+
+// The plan cut again and priced by `price`, or as it was where that refuses it or all boundaries
+// are alike.
+void Recut(const cost::ModelProfile& model, Plan& plan, const std::function<bool(Plan&)>& price);
 
 }  // namespace penstock::plan

@@ -362,13 +362,12 @@ std::string AnswerHtml(const Context& context, const Answer& answer) {
     out += "</ul></details>\n";
   }
   const auto band = BandOf(context);
-  out += "<h2>How sure</h2>\n<p>" +
-         EscapeMarkup(
-             band ? fmt::format("Predictions of this kind were {:+.0f} to {:+.0f} % off ({}).",
-                                100 * band->low, 100 * band->high, band->basis)
-                  : "No measurement of this kind was compared on this system: take times as "
-                    "estimates. Memory is counted from the tensors.") +
-         "</p>\n";
+  out +=
+      "<h2>How sure</h2>\n<p>" +
+      EscapeMarkup(band ? BandText(context, *band)
+                        : "No measurement of this kind was compared on this system: take times as "
+                          "estimates. Memory is counted from the tensors.") +
+      "</p>\n";
   out += "<h2>Assumed</h2>\n" + List(Assumptions(context));
   return out + "</main></body></html>\n";
 }

@@ -288,7 +288,7 @@ void InferencePricer::Impl::Account(Plan& plan, const StageTimes& stages, double
   plan.memory_s = groups * stages.busiest_time.memory_s;
   plan.start_s = groups * stages.busiest_time.start_s;
   plan.operations_s = groups * stages.busiest_time.busy_s - plan.start_s;
-  plan.exposed_s = groups * stages.slowest_s - plan.operations_s - plan.start_s;
+  plan.exposed_s = std::max(0.0, groups * stages.slowest_s - groups * stages.busiest_time.busy_s);
   plan.communication_s = groups * c.exposed_tensor_parallel *
                              (stages.busiest_time.tensor_s + stages.busiest_time.expert_s) +
                          (plan.layout.pp > 1 ? plan.hop_s : 0);
@@ -296,9 +296,14 @@ void InferencePricer::Impl::Account(Plan& plan, const StageTimes& stages, double
   plan.bubble_s = std::max(0.0, lap - groups * stages.slowest_s);
   plan.bubble_ratio = plan.bubble_s / lap;
   const double busy = std::max(plan.compute_s, plan.memory_s);
-  const double largest = std::max({busy, plan.communication_s, plan.bubble_s});
+  // The host's fixed time is idle time too, but no more stages or groups would fill it.
+  const double overhead = plan.start_s + std::min(plan.bubble_s, c.fixed_per_step_s);
+  const double bubbles = std::max(0.0, plan.bubble_s - c.fixed_per_step_s);
+  const double largest = std::max({busy, plan.communication_s, bubbles, overhead});
   plan.bound_by = largest == busy ? (plan.memory_s >= plan.compute_s ? "memory time" : "compute")
-                                  : (largest == plan.communication_s ? "links" : "bubbles");
+                  : largest == plan.communication_s ? "links"
+                  : largest == bubbles              ? "bubbles"
+                                                    : "overhead";
 }
 
 void InferencePricer::Impl::Lockstep(Plan& plan, double sequences) {
@@ -502,10 +507,11 @@ std::string InferencePricer::Impl::Judge(const Plan& plan) const {
   if (!plan.memory.fits()) {
     const double over = plan.memory.peak() - (plan.memory.capacity - plan.memory.reserve);
     return fmt::format(
-        "does not fit memory: the fullest device needs {} (weights {}, KV {}), {} more than the {} "
-        "usable",
+        "does not fit memory: the fullest device needs {} (weights {}, KV {}, working "
+        "space {}), {} more than the {} usable",
         FormatBytes(plan.memory.peak()), FormatBytes(plan.memory.weights),
-        FormatBytes(plan.memory.kv), FormatBytes(over),
+        FormatBytes(plan.memory.kv),
+        FormatBytes(plan.memory.peak() - plan.memory.weights - plan.memory.kv), FormatBytes(over),
         FormatBytes(plan.memory.capacity - plan.memory.reserve));
   }
   if (!plan.refused.empty()) {
@@ -535,15 +541,8 @@ double InferencePricer::MostSequences(const Layout& layout) {
 }
 
 void InferencePricer::WeighCrossing(Plan& plan) {
-  if (CrossingBytes(*impl_->context.model).empty()) {
-    return;
-  }
-  Plan other = plan;
-  other.layout.cut.clear();
   impl_->weigh_crossing = true;
-  if (Price(other)) {
-    plan = std::move(other);
-  }
+  Recut(*impl_->context.model, plan, [&](Plan& other) { return Price(other); });
   impl_->weigh_crossing = false;
 }
 

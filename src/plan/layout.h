@@ -97,6 +97,8 @@ struct Plan {
   double start_s = 0;       // of the busiest device: starting operations
   double exposed_s = 0;     // of the busiest device: collectives that nothing hides
   double communication_s = 0;
+  double gradient_s = 0;   // training: exchange between replicas that nothing hides
+  double optimizer_s = 0;  // training
   double bubble_s = 0;
   double bubble_ratio = 0;
   double mfu = 0;
@@ -112,7 +114,8 @@ struct Plan {
   double concurrent_sequences = 0;  // inference: live at once
   double utilisation = 0;           // of the busiest stage while decoding
   std::string
-      bound_by;  // "capacity", "memory time", "compute", "links", "bubbles", "latency target"
+      bound_by;  // "capacity", "memory time", "compute", "links", "bubbles", "latency target",
+                 // "overhead": starting operations and the host's fixed time per step
   std::vector<double> stage_s;  // decode step or F + B of each stage
   double hop_s = 0;
   bool simulated = false;

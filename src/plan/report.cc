@@ -99,22 +99,6 @@ void AddMemoryText(const Plan& best, std::string& out) {
 
 }  // namespace
 
-std::string SensitivityText(const Sensitivity& s) {
-  const auto show = [&](double v) {
-    if (s.unit == "bytes") {
-      return FormatBytes(v);
-    }
-    if (s.unit == "bytes/s") {
-      return FormatBytes(v) + "/s";
-    }
-    if (s.unit == "s") {
-      return FormatSeconds(v);
-    }
-    return fmt::format("{:.3g}{}{}", v, s.unit.empty() ? "" : " ", s.unit);
-  };
-  return fmt::format("{}: {} now; at {} {}", s.constant, show(s.value), show(s.flips_at), s.then);
-}
-
 Json PlanJson(const Plan& p) {
   const Layout& l = p.layout;
   Json j;
@@ -150,6 +134,8 @@ Json PlanJson(const Plan& p) {
   j["start_s"] = Number(p.start_s);
   j["exposed_s"] = Number(p.exposed_s);
   j["communication_s"] = Number(p.communication_s);
+  j["gradients_exposed_s"] = Number(p.gradient_s);
+  j["optimizer_s"] = Number(p.optimizer_s);
   j["bubble_s"] = Number(p.bubble_s);
   j["bubble_ratio"] = Number(p.bubble_ratio);
   j["mfu"] = Number(p.mfu);
@@ -191,9 +177,18 @@ std::optional<ErrorBand> BandOf(const Context& context) {
     return ErrorBand{-0.13, 0.13, "45 latencies of FasterTransformer, Megatron-530B on A100"};
   }
   if (experts) {
-    return ErrorBand{-0.42, 0.07, "14 step times of Grok-1 on H100 and GB200"};
+    return ErrorBand{-0.71, 0.08,
+                     "14 step times of Grok-1 on H100 and GB200, -42 to +8 %, and one of "
+                     "DeepSeek-V3 on GB200 in early software, -71 %"};
   }
   return ErrorBand{-0.16, 0.11, "67 step times of dense models on A100, H100, H200 and GB200"};
+}
+
+std::string BandText(const Context& context, const ErrorBand& band) {
+  return fmt::format(
+      "Predicted {} of this kind were {:+.0f} to {:+.0f} % off; {} is too good ({}).",
+      context.system->engine ? "rates" : "times", 100 * band.low, 100 * band.high,
+      context.system->engine ? "plus" : "minus", band.basis);
 }
 
 Json AnswerJson(const Context& context, const Answer& answer, int top) {
@@ -394,9 +389,7 @@ std::string AnswerText(const Context& context, const Answer& answer, int top, in
     }
   }
   if (const auto band = BandOf(context); band) {
-    out += Wrap(fmt::format("\nPredictions of this kind were {:+.0f} to {:+.0f} % off ({}).",
-                            100 * band->low, 100 * band->high, band->basis),
-                columns, "");
+    out += "\n" + Wrap(BandText(context, *band), columns, "");
   } else {
     out += "\nNo measurement of this kind was compared on this system: take times as estimates.\n";
   }

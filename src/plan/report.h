@@ -25,15 +25,15 @@ struct ErrorBand {
 
 std::optional<ErrorBand> BandOf(const Context& context);
 
+// The band as a sentence that says which sign is the optimistic one.
+std::string BandText(const Context& context, const ErrorBand& band);
+
 Json PlanJson(const Plan& plan);
 Json AnswerJson(const Context& context, const Answer& answer, int top);
 
 // A calm table: the verdict, the plans, the best one's arithmetic, what would turn it, and what was
 // assumed. Without colours; `width` columns at most where words allow.
 std::string AnswerText(const Context& context, const Answer& answer, int top, int width);
-
-// "memory per device: 85.52 GB now; at 20.71 GB pipelining (tp 8, pp 2)".
-std::string SensitivityText(const Sensitivity& sensitivity);
 
 // Every figure that the answer rests on and nobody measured here.
 std::vector<std::string> Assumptions(const Context& context);

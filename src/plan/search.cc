@@ -80,6 +80,8 @@ class Searcher {
   std::vector<int64_t> ExpertParallel(const Layout& layout) const;
   void WeighCrossing();
   void SimulateBest();
+  void UpdateFront();
+  double Excess(const Plan& plan) const;
 
   const Context& context_;
   const SearchOptions& options_;
@@ -106,7 +108,7 @@ bool Dominates(const Plan& a, const Plan& b, Mode mode) {
 template <class Why>
 void Searcher::Reject(Plan plan, const Why& why) {
   const LayoutKey key = KeyOf(plan.layout);
-  if (best_.contains(key)) {
+  if (options_.only_best || best_.contains(key)) {
     return;
   }
   const auto it = rejected_.find(key);
@@ -124,7 +126,7 @@ void Searcher::Accept(Plan plan) {
   const LayoutKey key = KeyOf(plan.layout);
   best_tokens_per_s_ = std::max(best_tokens_per_s_, plan.tokens_per_s);
   const Mode mode = context_.workload->mode;
-  bool dominated = false;
+  bool dominated = options_.only_best;
   for (const Plan& other : front_) {
     dominated = dominated || Dominates(other, plan, mode);
   }
@@ -386,6 +388,12 @@ void Searcher::TrainingOf(Layout layout, TrainingPricer& pricer) {
               : std::vector<Recompute>{Recompute::kSelective, Recompute::kFull, Recompute::kNone};
       for (const Recompute recompute : modes) {
         layout.recompute = recompute;
+        // A margin for what simulating changes.
+        if (options_.only_best &&
+            tokens < 0.95 * best_tokens_per_s_ * pricer.LeastStepSeconds(layout)) {
+          ++result_.pruned;
+          continue;
+        }
         TrainingShape(layout, pricer);
       }
     }
@@ -485,6 +493,48 @@ void Searcher::WeighCrossing() {
   SortPlans(result_.plans);
 }
 
+// How many times over its targets or under its arrivals a plan is; 0 for what has none of them.
+double Searcher::Excess(const Plan& plan) const {
+  const InferenceWorkload& w = context_.workload->inference;
+  if (context_.workload->mode == Mode::kTraining) {
+    return 0;
+  }
+  double times = 0;
+  if (w.max_ttft_s > 0) {
+    times = std::max(times, plan.ttft_s / w.max_ttft_s);
+  }
+  if (w.max_tpot_s > 0) {
+    times = std::max(times, plan.tpot_s / w.max_tpot_s);
+  }
+  if (w.arrivals() && plan.tokens_per_s > 0) {
+    times = std::max(times, w.requests_per_s * w.output_tokens.mean / plan.tokens_per_s);
+  }
+  return times;
+}
+
+// The Pareto set with the simulated figures of the plans that were simulated.
+void Searcher::UpdateFront() {
+  const auto same = [](const Layout& a, const Layout& b) {
+    return KeyOf(a) == KeyOf(b) && a.schedule == b.schedule && a.chunks == b.chunks &&
+           a.micro_batch == b.micro_batch && a.recompute == b.recompute && a.zero == b.zero;
+  };
+  std::vector<Plan> all;
+  for (const Plan& plan : result_.plans) {
+    std::erase_if(front_, [&](const Plan& p) { return same(p.layout, plan.layout); });
+    all.push_back(plan);
+  }
+  for (const Rejected& r : result_.rejected) {
+    std::erase_if(front_, [&](const Plan& p) { return same(p.layout, r.plan.layout); });
+  }
+  for (Plan& plan : all) {
+    const auto beaten = [&](const Plan& by) { return Dominates(by, plan, Mode::kTraining); };
+    if (std::none_of(front_.begin(), front_.end(), beaten)) {
+      std::erase_if(front_, [&](const Plan& p) { return Dominates(plan, p, Mode::kTraining); });
+      front_.push_back(std::move(plan));
+    }
+  }
+}
+
 SearchResult Searcher::Take() {
   for (auto& [key, plan] : best_) {
     result_.plans.push_back(std::move(plan));
@@ -495,6 +545,7 @@ SearchResult Searcher::Take() {
   if (options_.simulate && training_ != nullptr) {
     SimulateBest();
     SortPlans(result_.plans);
+    UpdateFront();
   }
   result_.pareto = std::move(front_);
   std::sort(result_.pareto.begin(), result_.pareto.end(),
@@ -505,16 +556,17 @@ SearchResult Searcher::Take() {
     }
   }
   // The ones with figures first, nearest to fitting.
-  std::sort(
-      result_.rejected.begin(), result_.rejected.end(), [](const Rejected& a, const Rejected& b) {
-        // What holds the model and fails a target comes before what holds it not.
-        const auto rank = [](const Rejected& r) {
-          const double peak = r.plan.memory.peak();
-          const bool holds = peak > 0 && r.plan.memory.fits();
-          return std::tuple(holds ? 0 : (peak > 0 ? 1 : 2), holds ? -r.plan.tokens_per_s : peak);
-        };
-        return rank(a) < rank(b);
-      });
+  std::sort(result_.rejected.begin(), result_.rejected.end(),
+            [&](const Rejected& a, const Rejected& b) {
+              // What holds the model and fails a target comes before what holds it not.
+              const auto rank = [&](const Rejected& r) {
+                const double peak = r.plan.memory.peak();
+                const bool holds = peak > 0 && r.plan.memory.fits();
+                return std::tuple(holds ? 0 : (peak > 0 ? 1 : 2), holds ? Excess(r.plan) : peak,
+                                  -r.plan.tokens_per_s);
+              };
+              return rank(a) < rank(b);
+            });
   if (result_.rejected.size() > options_.keep_rejected) {
     result_.rejected.resize(options_.keep_rejected);
   }
@@ -574,6 +626,19 @@ Result<SearchResult> Search(const Context& context, const SearchOptions& options
   if (options.devices < 1) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "[plan.search] --devices: got {}, wanted 1 or more", options.devices);
+  }
+  const Fixed& fixed = options.fixed;
+  const bool training = context.workload->mode == Mode::kTraining;
+  const auto refuse = [&](const char* key) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[plan.search] --fix {}: {} has none, wanted it with a {} workload", key,
+                     training ? "training" : "serving", training ? "serving" : "training");
+  };
+  if (!training && (fixed.schedule || fixed.recompute || fixed.zero)) {
+    return refuse(fixed.schedule ? "schedule" : fixed.recompute ? "recompute" : "zero");
+  }
+  if (training && (fixed.prefill_chunk_tokens || fixed.kv_precision)) {
+    return refuse(fixed.kv_precision ? "kv_precision" : "prefill_chunk");
   }
   if (options.fixed.precisions.empty()) {
     Searcher searcher(context, options);

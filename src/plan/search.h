@@ -17,6 +17,9 @@ struct SearchOptions {
   int top = 10;          // plans that are kept
   bool prune = true;     // off: tests show that pruning loses nothing
   bool simulate = true;  // training: the best plans' schedules
+  // What cannot be the first is skipped unpriced: of the rest nothing is promised, and there is no
+  // Pareto set and no rejection.
+  bool only_best = false;
   size_t keep_rejected = 40;
 };
 

@@ -220,6 +220,56 @@ TEST(Verdict, NamesTheConstantThatWouldTurnIt) {
   EXPECT_TRUE(less.Answer(16).pipeline);
 }
 
+// Both sides of every named value, by the whole search.
+TEST(Verdict, TurnsOnBothSidesOfEveryValueThatItNames) {
+  const Question questions[] = {
+      Question("llama-2-7b", "rtx-4090", "training", {"global_batch=64"}),
+      Question("mixtral-8x7b", "rtx-4090", "inference", {"precision=int8"}),
+  };
+  for (const Question& q : questions) {
+    const Verdict v = q.Answer(8);
+    for (const Sensitivity& s : v.sensitivity) {
+      if (s.constant != "memory bandwidth") {
+        continue;
+      }
+      const double aside = s.flips_at > s.value ? 1.02 : 1 / 1.02;
+      Question there = q;
+      there.system.device.memory_bandwidth = s.flips_at * aside;
+      EXPECT_NE(there.Find(8).plans.at(0).layout.pp > 1, v.pipeline) << q.model.name;
+      there.system.device.memory_bandwidth = s.flips_at / aside;
+      EXPECT_EQ(there.Find(8).plans.at(0).layout.pp > 1, v.pipeline) << q.model.name;
+    }
+  }
+}
+
+TEST(Search, TheBestStandsInTheParetoSetAfterSimulating) {
+  const Question q("llama-3.1-8b", "dgx-h100", "training", {"global_batch=64"});
+  const SearchResult result = q.Find(16);
+  double most = 0;
+  for (const Plan& plan : result.pareto) {
+    most = std::max(most, plan.tokens_per_s);
+    EXPECT_GE(plan.exposed_s, 0);
+  }
+  for (const Plan& plan : result.plans) {
+    EXPECT_LE(plan.tokens_per_s, most * (1 + 1e-12));
+  }
+}
+
+TEST(Search, AKeyOfTheOtherKindOfWorkIsRefused) {
+  const Question q("llama-3.1-8b", "dgx-h100", "inference");
+  SearchOptions options;
+  options.fixed = ParseFixed("zero=2", 32).value();
+  const auto result = Search(q.context(), options);
+  ASSERT_FALSE(result.ok());
+  EXPECT_NE(result.error().message.find("--fix zero"), std::string::npos);
+}
+
+TEST(Workload, KeysOfTheOtherSectionAndPartsOfASequenceAreRefused) {
+  EXPECT_FALSE(ReadWorkload("inference", "", {"training.global_batch=3"}).ok());
+  EXPECT_FALSE(ReadWorkload("inference", "", {"sequences=2.5"}).ok());
+  EXPECT_TRUE(ReadWorkload("inference", "", {"requests_per_s=2", "sequences=0"}).ok());
+}
+
 TEST(Verdict, WhereNothingFitsTheNearestLayoutSaysWhatItLacks) {
   const Question q("llama-3.1-70b", "dgx-h100", "inference");
   const Verdict v = q.Answer(1);

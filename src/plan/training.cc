@@ -315,6 +315,8 @@ void TrainingPricer::Impl::Finish(Plan& plan, double schedule_s, double busy_s) 
   const double optimizer_s =
       touched / (context.system->device.memory_bandwidth * c.memory_efficiency);
   plan.step_s = schedule_s + gradient_s + optimizer_s + c.fixed_per_step_s;
+  plan.gradient_s = gradient_s;
+  plan.optimizer_s = optimizer_s;
   const auto m = static_cast<double>(layout.micro_batches);
   const auto busiest = std::max_element(
       ranks.begin(), ranks.end(),
@@ -350,11 +352,11 @@ std::string TrainingPricer::Impl::Judge(const Plan& plan) const {
   const double usable = plan.memory.capacity - plan.memory.reserve;
   return fmt::format(
       "does not fit memory: the fullest device needs {} (weights {}, gradients {}, optimizer {}, "
-      "activations {}), {} more than the {} usable",
+      "activations {}, workspace {}), {} more than the {} usable",
       FormatBytes(plan.memory.peak()), FormatBytes(plan.memory.weights),
       FormatBytes(plan.memory.gradients), FormatBytes(plan.memory.optimizer),
-      FormatBytes(plan.memory.activations), FormatBytes(plan.memory.peak() - usable),
-      FormatBytes(usable));
+      FormatBytes(plan.memory.activations), FormatBytes(plan.memory.workspace),
+      FormatBytes(plan.memory.peak() - usable), FormatBytes(usable));
 }
 
 TrainingPricer::TrainingPricer(const Context& context) : impl_(std::make_unique<Impl>(context)) {}
@@ -378,16 +380,20 @@ std::vector<StageStep> TrainingPricer::Stages(const Layout& layout) {
 }
 
 void TrainingPricer::WeighCrossing(Plan& plan) {
-  if (CrossingBytes(*impl_->context.model).empty()) {
-    return;
-  }
-  Plan other = plan;
-  other.layout.cut.clear();
   impl_->weigh_crossing = true;
-  if (Price(other)) {
-    plan = std::move(other);
-  }
+  Recut(*impl_->context.model, plan, [&](Plan& other) { return Price(other); });
   impl_->weigh_crossing = false;
+}
+
+double TrainingPricer::LeastStepSeconds(const Layout& layout) {
+  const std::vector<ClassStep>& classes = impl_->Classes(layout);
+  double seconds = 0;
+  for (const int32_t c : impl_->context.model->class_of) {
+    seconds += classes[static_cast<size_t>(c)].total_s();
+  }
+  const int64_t micro_batches = impl_->work.global_batch / (layout.dp * layout.micro_batch);
+  return static_cast<double>(micro_batches) * seconds / static_cast<double>(layout.pp) +
+         impl_->context.calibration().fixed_per_step_s;
 }
 
 std::string TrainingPricer::Why(const Plan& plan) const {
@@ -513,12 +519,17 @@ void ExplainTraining(const Context& context, Plan& plan) {
     slowest = std::max(slowest, s);
   }
   a.push_back(fmt::format(
-      "step = {} micro-batches x busiest rank {} + idle of {} {} + rest (gradients, optimizer, "
-      "fixed {}) = {}{}",
-      l.micro_batches, FormatSeconds(slowest), l.schedule, FormatSeconds(plan.bubble_s),
+      "step = {} micro-batches x busiest rank {} + idle {} + gradients that nothing hides {} + "
+      "optimizer {} + fixed {} = {}{}",
+      l.micro_batches, FormatSeconds(slowest), FormatSeconds(plan.bubble_s),
+      FormatSeconds(plan.gradient_s), FormatSeconds(plan.optimizer_s),
       FormatSeconds(context.calibration().fixed_per_step_s), FormatSeconds(plan.step_s),
-      plan.simulated ? ", simulated" : ", closed form"));
-  a.push_back(BusiestLine("per step", plan) + " + idle, gradients and optimizer");
+      l.pp == 1        ? ""
+      : plan.simulated ? ", " + l.schedule + " simulated"
+                       : ", " + l.schedule + " by closed form"));
+  a.push_back(BusiestLine("per step, all micro-batches", plan));
+  a.back() +=
+      fmt::format(" = {}", FormatSeconds(plan.operations_s + plan.start_s + plan.exposed_s));
   a.push_back(
       fmt::format("fullest device: weights {} + gradients {} + optimizer {} + activations {} + "
                   "workspace {} = {} "

@@ -32,6 +32,10 @@ class TrainingPricer {
   bool Price(Plan& plan);
   std::string Why(const Plan& plan) const;
 
+  // A bound that no schedule, cut or ZeRO level of this layout's tp, cp, ep, pp, dp, micro_batch
+  // and recomputation goes below: the work of all layers dealt out evenly. O(layers).
+  double LeastStepSeconds(const Layout& layout);
+
   // Cuts a priced plan again with what crosses each boundary weighed as in model/cut_search.h, and
   // prices it; leaves it as it is where that does not fit, or all boundaries are alike.
   void WeighCrossing(Plan& plan);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "base/units.h"
 #include "plan/inference.h"
@@ -12,192 +11,6 @@
 
 namespace penstock::plan {
 namespace {
-
-// Layouts to compare again when a constant changes: the best with and without stages, and those
-// that only just did not fit.
-std::vector<Layout> Contenders(const SearchResult& result) {
-  std::vector<Layout> out;
-  int with = 0;
-  int without = 0;
-  const auto add = [&](const Layout& layout, int most) {
-    int& count = layout.pp > 1 ? with : without;
-    if (count < most) {
-      ++count;
-      out.push_back(layout);
-      out.back().cut.clear();
-    }
-  };
-  for (const Plan& plan : result.plans) {
-    add(plan.layout, 6);
-  }
-  for (const Rejected& rejected : result.rejected) {
-    if (rejected.plan.memory.peak() > 0) {
-      add(rejected.plan.layout, 10);
-    }
-  }
-  return out;
-}
-
-// The best of the contenders under another machine or workload.
-std::optional<Plan> BestOf(const Context& context, const std::vector<Layout>& layouts) {
-  std::vector<Plan> plans;
-  InferencePricer inference(context);
-  TrainingPricer training(context);
-  for (const Layout& layout : layouts) {
-    Plan plan;
-    plan.layout = layout;
-    bool good = false;
-    if (context.workload->mode == Mode::kTraining) {
-      good = Impossible(context, plan.layout).empty() && training.Price(plan);
-    } else {
-      plan.layout.micro_batch = 0;
-      plan.layout.prefill_chunk_tokens = 0;
-      good = inference.Price(plan);
-    }
-    if (good) {
-      plans.push_back(std::move(plan));
-    }
-  }
-  SortPlans(plans);
-  if (plans.empty()) {
-    return std::nullopt;
-  }
-  return plans.front();
-}
-
-struct Knob {
-  std::string name;
-  std::string unit;
-  double value = 0;
-  std::function<void(hw::System&, Workload&, double)> set;
-};
-
-std::vector<Knob> Knobs(const Context& context) {
-  const hw::System& s = *context.system;
-  std::vector<Knob> knobs;
-  knobs.push_back({"memory per device", "bytes", s.device.memory_bytes,
-                   [](hw::System& system, Workload&, double v) {
-                     const double kept =
-                         system.device.memory_reserve_bytes / system.device.memory_bytes;
-                     system.device.memory_bytes = v;
-                     system.device.memory_reserve_bytes = v * kept;
-                   }});
-  if (!s.engine) {  // whose measured times hold their memory's rate
-    knobs.push_back(
-        {"memory bandwidth", "bytes/s", s.device.memory_bandwidth,
-         [](hw::System& system, Workload&, double v) { system.device.memory_bandwidth = v; }});
-  }
-  for (size_t l = 0; l < s.links.size(); ++l) {
-    knobs.push_back({"bandwidth of " + s.links[l].name, "bytes/s", s.links[l].bandwidth,
-                     [l](hw::System& system, Workload&, double v) {
-                       system.links[l].bandwidth = v;
-                       system.links[l].message_s = {};
-                       system.links[l].all_reduce_s.clear();
-                     }});
-    if (context.workload->mode == Mode::kInference) {
-      knobs.push_back({"latency of collectives over " + s.links[l].name, "s",
-                       s.links[l].collective_latency_s,
-                       [l](hw::System& system, Workload&, double v) {
-                         const double old = system.links[l].collective_latency_s;
-                         system.links[l].collective_latency_s = v;
-                         if (old > 0) {
-                           system.links[l].collective_step_latency_s *= v / old;
-                         }
-                         system.links[l].all_reduce_s.clear();
-                       }});
-    }
-  }
-  const InferenceWorkload& w = context.workload->inference;
-  if (context.workload->mode == Mode::kTraining) {
-    const auto batch = static_cast<double>(context.workload->training.global_batch);
-    // In powers of two of today's, so that it still divides over replicas.
-    knobs.push_back(
-        {"global batch", "sequences", batch, [batch](hw::System&, Workload& work, double v) {
-           const double times = std::exp2(std::round(std::log2(v / batch)));
-           work.training.global_batch = std::max<int64_t>(1, static_cast<int64_t>(batch * times));
-         }});
-    return knobs;
-  }
-  if (w.arrivals()) {
-    knobs.push_back(
-        {"arrivals", "requests/s", w.requests_per_s,
-         [](hw::System&, Workload& work, double v) { work.inference.requests_per_s = v; }});
-  } else {
-    knobs.push_back({"sequences", "", w.sequences, [](hw::System&, Workload& work, double v) {
-                       work.inference.sequences = std::max(1.0, std::round(v));
-                     }});
-  }
-  return knobs;
-}
-
-std::string Kind(const Plan& plan) {
-  if (plan.layout.pp > 1) {
-    return fmt::format("pipelining ({})", LayoutText(plan.layout));
-  }
-  return fmt::format("no pipelining ({})", LayoutText(plan.layout));
-}
-
-// Nearest factor, up to 16 either way, at which the best plan changes between with and without.
-void FindSensitivity(const Context& context, const SearchResult& result, Verdict& verdict) {
-  const std::vector<Layout> contenders = Contenders(result);
-  if (contenders.empty() || !verdict.best) {
-    return;
-  }
-  for (const Knob& knob : Knobs(context)) {
-    const auto best_at = [&](double factor) {
-      hw::System system = *context.system;
-      Workload workload = *context.workload;
-      knob.set(system, workload, knob.value * factor);
-      const Context changed{context.model, &system, &workload};
-      return BestOf(changed, contenders);
-    };
-    const std::optional<Plan> now = best_at(1);
-    if (!now) {
-      continue;
-    }
-    std::optional<Sensitivity> nearest;
-    for (const bool up : {true, false}) {
-      double inside = 1;
-      for (const double step : {1.25, 1.6, 2.0, 3.0, 4.0, 8.0, 16.0}) {
-        const double factor = up ? step : 1 / step;
-        const std::optional<Plan> there = best_at(factor);
-        if (there && (there->layout.pp > 1) == (now->layout.pp > 1)) {
-          inside = factor;
-          continue;
-        }
-        if (!there) {
-          break;  // nothing fits there: the verdict does not turn, it ends
-        }
-        double outside = factor;
-        std::optional<Plan> then = there;
-        for (int i = 0; i < 10; ++i) {
-          const double middle = std::sqrt(inside * outside);
-          const std::optional<Plan> m = best_at(middle);
-          if (m && (m->layout.pp > 1) == (now->layout.pp > 1)) {
-            inside = middle;
-          } else {
-            outside = middle;
-            then = m ? m : then;
-          }
-        }
-        const double distance = std::abs(std::log(outside));
-        if (!nearest || distance < std::abs(std::log(nearest->flips_at / knob.value))) {
-          nearest =
-              Sensitivity{knob.name, knob.unit, knob.value, knob.value * outside, Kind(*then)};
-        }
-        break;
-      }
-    }
-    if (nearest) {
-      verdict.sensitivity.push_back(*nearest);
-    }
-  }
-  std::sort(verdict.sensitivity.begin(), verdict.sensitivity.end(),
-            [](const Sensitivity& a, const Sensitivity& b) {
-              return std::abs(std::log(a.flips_at / a.value)) <
-                     std::abs(std::log(b.flips_at / b.value));
-            });
-}
 
 // Weights and KV per device of the best plan's group, over the number of stages.
 void FindShares(const Context& context, const Plan& plan, Verdict& verdict) {
@@ -223,6 +36,28 @@ void FindShares(const Context& context, const Plan& plan, Verdict& verdict) {
   verdict.sequences_per_weight_read = static_cast<double>(plan.layout.micro_batch);
 }
 
+// Bytes of weights that one device of the layout reads for `rows` rows: of the embedding only rows,
+// of the experts those that are chosen.
+double WeightsRead(const Context& context, const Layout& layout, double rows) {
+  double bytes = 0;
+  std::vector<double> classes;
+  for (cost::LayerProfile layer : context.model->classes) {
+    layer.embedding_parameters = 0;
+    layer.embedding_stored_bytes = 0;
+    if (layer.experts.experts > 0) {
+      const double groups = static_cast<double>(layout.ep) / static_cast<double>(layout.tp);
+      layer.experts.parameters *= cost::ExpertsTouched(layer.experts.experts, layer.experts.chosen,
+                                                       rows * std::max(1.0, groups)) /
+                                  layer.experts.experts;
+    }
+    classes.push_back(cost::WeightBytesPerDevice(layer, layout.sharding(), layout.formats()));
+  }
+  for (const int32_t c : context.model->class_of) {
+    bytes += classes[static_cast<size_t>(c)];
+  }
+  return bytes;
+}
+
 // `plan` is the best with stages, or the best of all (then two stages are compared).
 void CompareWithTensor(const Context& context, const Plan& plan, Verdict& verdict) {
   const InferenceWorkload& w = context.workload->inference;
@@ -240,13 +75,13 @@ void CompareWithTensor(const Context& context, const Plan& plan, Verdict& verdic
   const auto tp = static_cast<double>(layout.tp);
   const double groups = plan.layout.pp > 1 ? static_cast<double>(plan.layout.micro_batches)
                                            : static_cast<double>(out.stages);
-  out.pipeline_bytes = groups * whole.weights * tp + whole.kv * tp;
-  out.tensor_bytes = whole.weights * tp + whole.kv * tp;
+  const double rows = std::max(1.0, live / groups);
+  out.pipeline_bytes = groups * WeightsRead(context, layout, rows) * tp + whole.kv * tp;
+  out.tensor_bytes = WeightsRead(context, layout, live) * tp + whole.kv * tp;
   const double rate = context.system->device.memory_bandwidth * c.memory_efficiency *
                       static_cast<double>(out.devices);
   out.pipeline_memory_s = out.pipeline_bytes / rate;
   out.tensor_memory_s = out.tensor_bytes / rate;
-  const double rows = std::max(1.0, live / groups);
   const double width = context.model->hidden;
   out.hops_s =
       static_cast<double>(out.stages - 1) *
@@ -347,20 +182,25 @@ void ExplainBreakEven(const Context& context, const Plan* staged, Verdict& v) {
                 : std::string("Break-even batch: none; reading the weights takes longer than the "
                               "arithmetic at any number of rows."));
   }
-  std::string traffic = "Break-even traffic: ";
+  std::string traffic = serving ? "Break-even traffic: " : "Break-even batch: ";
   if (e.sequences && serving) {
     traffic += fmt::format("with {:.0f} sequences alive ({:.3g} requests/s) the answer turns",
                            *e.sequences, e.requests_per_s.value_or(0));
   } else if (e.sequences) {
     traffic += fmt::format("with {:.0f} sequences per step the answer turns", *e.sequences);
   } else {
-    traffic += "within a sixteenth to sixteen times this work the answer stays";
+    traffic += "no turn was found from a sixteenth to sixteen times this work";
   }
   if (e.full_groups > 0 && serving) {
     traffic += fmt::format("; {} stages are all busy from {:.0f} groups ({:.0f} sequences) on",
                            staged->layout.pp, e.full_groups, e.full_sequences);
   }
   v.lines.push_back(traffic + ".");
+}
+
+std::string Rate(double tokens_per_s) {
+  return tokens_per_s >= 100 ? fmt::format("{:.0f}", tokens_per_s)
+                             : fmt::format("{:.3g}", tokens_per_s);
 }
 
 void ExplainServing(const Context& context, const SearchResult& result, Verdict& v) {
@@ -397,19 +237,24 @@ void ExplainServing(const Context& context, const SearchResult& result, Verdict&
   lines.push_back("Stages never make a token come sooner: a lap visits all of them.");
   const InferenceWorkload& w = context.workload->inference;
   if (w.max_tpot_s > 0 || w.max_ttft_s > 0) {
+    const Rejected* faster = nullptr;
     for (const Rejected& r : result.rejected) {
       if (r.why.find("over the target") != std::string::npos &&
-          r.plan.tokens_per_s > 1.02 * best.tokens_per_s) {
-        v.bound_by = "latency target";
-        lines.push_back(fmt::format("{} would give {:.0f} tokens/s but {}.",
-                                    LayoutText(r.plan.layout), r.plan.tokens_per_s, r.why));
-        break;
+          r.plan.tokens_per_s >
+              (faster != nullptr ? faster->plan.tokens_per_s : 1.02 * best.tokens_per_s)) {
+        faster = &r;
       }
+    }
+    if (faster != nullptr) {
+      v.bound_by = "latency target";
+      lines.push_back(fmt::format("{} would give {} tokens/s but {}.",
+                                  LayoutText(faster->plan.layout), Rate(faster->plan.tokens_per_s),
+                                  faster->why));
     }
   }
 }
 
-void ExplainStep(Verdict& v) {
+void ExplainStep(const Context& context, Verdict& v) {
   const Plan& best = *v.best;
   v.lines.push_back(fmt::format(
       "Stages divide weights, gradients and optimizer by p; activations of the first stage do not "
@@ -421,11 +266,18 @@ void ExplainStep(Verdict& v) {
   v.lines.push_back(fmt::format("{} leaves {:.1f} % of the step idle with {} micro-batches.",
                                 best.layout.schedule, 100 * best.bubble_ratio,
                                 best.layout.micro_batches));
+  if (context.model->has_experts) {
+    v.lines.push_back(
+        "Take these times as the least: experts are counted as evenly chosen and as efficient as "
+        "dense layers, and measured software took up to 1.7 times as long (Grok-1), early software "
+        "3.4 times (DeepSeek-V3).");
+  }
 }
 
 std::string NearestText(const Rejected& r) {
-  return fmt::format("{} ({}): {}", LayoutText(r.plan.layout),
-                     Counted(r.plan.layout.devices(), "device"), r.why);
+  const int64_t devices = r.plan.layout.devices();
+  return LayoutText(r.plan.layout) + (devices > 1 ? fmt::format(" ({} devices)", devices) : "") +
+         ": " + r.why;
 }
 
 std::string Money(const Plan& plan) {
@@ -446,13 +298,20 @@ Verdict Judge(const Context& context, const SearchOptions& options, const Search
     v.bound_by = "capacity";
     v.reason = "Nothing fits. ";
     if (!result.rejected.empty()) {
-      const std::string& why = result.rejected.front().why;
-      v.bound_by = why.find("target") != std::string::npos    ? "latency target"
-                   : why.find("prefill") != std::string::npos ? "compute"
-                                                              : "capacity";
-      v.reason += "Nearest: " + NearestText(result.rejected.front());
-      if (v.bound_by == "capacity") {
-        v.lines = WouldFit(context, options, result.rejected.front());
+      const Rejected& nearest = result.rejected.front();
+      const std::string& why = nearest.why;
+      const bool possible = nearest.plan.memory.peak() > 0;
+      v.bound_by = why.find("target") != std::string::npos                   ? "latency target"
+                   : why.find("prefill") != std::string::npos                ? "compute"
+                   : possible || why.find("devices of") != std::string::npos ? "capacity"
+                                                                             : "layout";
+      v.reason = v.bound_by == "latency target" ? "Nothing meets the targets. "
+                 : v.bound_by == "compute"      ? "Nothing keeps up with the arrivals. "
+                 : v.bound_by == "layout"       ? "No such layout is possible. "
+                                                : v.reason;
+      v.reason += "Nearest: " + NearestText(nearest);
+      if (v.bound_by != "layout") {
+        v.lines = WouldFit(context, options, nearest);
       }
     }
     return v;
@@ -486,35 +345,44 @@ Verdict Judge(const Context& context, const SearchOptions& options, const Search
     CompareWithTensor(context, staged != nullptr ? *staged : best, v);
     ExplainServing(context, result, v);
   } else {
-    ExplainStep(v);
+    ExplainStep(context, v);
   }
   const int64_t unused = options.devices - best.layout.devices();
+  const Fixed& fixed = options.fixed;
+  const bool asked_stages =
+      fixed.pp.value_or(1) > 1 || fixed.chunks.value_or(1) > 1 || fixed.layers.size() > 1;
   if (v.pipeline && !v.without) {
-    v.reason =
-        fmt::format("Pipeline: without stages nothing fits. Best is {} with {:.0f} tokens/s{}.",
-                    LayoutText(best.layout), best.tokens_per_s, Money(best));
+    v.reason = fmt::format("Pipeline: {}. Best is {} with {} tokens/s{}.",
+                           asked_stages ? "--fix leaves no layout without stages to compare with"
+                                        : "without stages nothing fits",
+                           LayoutText(best.layout), Rate(best.tokens_per_s), Money(best));
   } else if (v.pipeline) {
     v.reason = fmt::format(
-        "Pipeline: {} gives {:.0f} tokens/s, {:.2f} times the best without stages ({}, {:.0f} "
+        "Pipeline: {} gives {} tokens/s, {:.2f} times the best without stages ({}, {} "
         "tokens/s){}.",
-        LayoutText(best.layout), best.tokens_per_s, *v.gain, LayoutText(v.without->layout),
-        v.without->tokens_per_s, Money(best));
+        LayoutText(best.layout), Rate(best.tokens_per_s), *v.gain, LayoutText(v.without->layout),
+        Rate(v.without->tokens_per_s), Money(best));
   } else if (staged == nullptr) {
-    v.reason =
-        fmt::format("Do not pipeline: {} gives {:.0f} tokens/s{}; no layout with stages fits.",
-                    LayoutText(best.layout), best.tokens_per_s, Money(best));
+    v.reason = fmt::format("Do not pipeline: {} gives {} tokens/s{}; no layout with stages {}.",
+                           LayoutText(best.layout), Rate(best.tokens_per_s), Money(best),
+                           fixed.pp == 1 || fixed.layers.size() == 1 || options.devices == 1
+                               ? "was possible"
+                           : context.workload->mode == Mode::kInference &&
+                                   (context.workload->inference.max_tpot_s > 0 ||
+                                    context.workload->inference.max_ttft_s > 0)
+                               ? "fits or meets the targets"
+                               : "fits");
   } else {
     const std::string instead = best.layout.dp > 1 && best.layout.tp == 1 ? "replicate" : "use";
     v.reason = fmt::format(
-        "Do not pipeline: {} {} for {:.0f} tokens/s{}; the best with stages ({}) gives {:.2f} "
-        "times "
+        "Do not pipeline: {} {} for {} tokens/s{}; the best with stages ({}) gives {:.2f} times "
         "that.",
-        instead, LayoutText(best.layout), best.tokens_per_s, Money(best),
+        instead, LayoutText(best.layout), Rate(best.tokens_per_s), Money(best),
         LayoutText(staged->layout), staged->tokens_per_s / best.tokens_per_s);
   }
   if (unused > 0) {
-    v.reason +=
-        fmt::format(" {} of {} devices are enough.", best.layout.devices(), options.devices);
+    v.reason += fmt::format(" {} of {} devices {} enough.", best.layout.devices(), options.devices,
+                            best.layout.devices() == 1 ? "is" : "are");
   }
   if (staged != nullptr) {
     v.crossing = PriceCrossing(context, staged->layout);
@@ -522,7 +390,7 @@ Verdict Judge(const Context& context, const SearchOptions& options, const Search
   if (v.crossing) {
     v.lines.push_back(CrossingText(*v.crossing));
   }
-  FindSensitivity(context, result, v);
+  v.sensitivity = FindSensitivity(context, options, result);
   FindBreakEven(context, best, staged, v);
   ExplainBreakEven(context, staged, v);
   return v;

@@ -8,6 +8,7 @@
 
 #include "plan/crossing.h"
 #include "plan/search.h"
+#include "plan/sensitivity.h"
 
 namespace penstock::plan {
 
@@ -17,15 +18,6 @@ struct ShareByStages {
   double weights_bytes = 0;
   double kv_same_group_bytes = 0;  // with the same sequences in each of the p groups in flight
   double kv_same_total_bytes = 0;  // with the same sequences in all
-};
-
-// A constant whose change would turn the verdict.
-struct Sensitivity {
-  std::string constant;
-  std::string unit;
-  double value = 0;
-  double flips_at = 0;
-  std::string then;  // what would be best there
 };
 
 // Where the two sides of a choice cost the same, each by one formula that can be redone by hand.

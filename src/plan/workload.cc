@@ -49,6 +49,11 @@ Result<InferenceWorkload> ReadInference(const TomlTable& table) {
   PENSTOCK_TRY_ASSIGN(w.output_tokens, ReadLength(table, "output_tokens"));
   PENSTOCK_TRY_ASSIGN(w.sequences, table.NumberOr("sequences", 0, 0, 1e9));
   PENSTOCK_TRY_ASSIGN(w.requests_per_s, table.NumberOr("requests_per_s", 0, 0, 1e9));
+  if (w.sequences != std::floor(w.sequences)) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[plan.workload] {}: got {}, wanted a whole number of sequences",
+                     table.Place("sequences"), w.sequences);
+  }
   if (w.requests_per_s > 0) {
     w.sequences = 0;
   }
@@ -58,7 +63,6 @@ Result<InferenceWorkload> ReadInference(const TomlTable& table) {
                      "above 0",
                      table.Place("sequences"));
   }
-  w.sequences = std::floor(w.sequences);
   PENSTOCK_TRY_ASSIGN(w.max_ttft_s, table.NumberOr("max_ttft_s", 0, 0, 1e9));
   PENSTOCK_TRY_ASSIGN(w.max_tpot_s, table.NumberOr("max_tpot_s", 0, 0, 1e9));
   w.precision_given = table.Has("precision");
@@ -113,8 +117,13 @@ Result<Workload> ReadWorkload(const std::string& name_or_path, const std::string
     }
     const bool dotted = set.substr(0, equals).starts_with("inference.") ||
                         set.substr(0, equals).starts_with("training.");
+    if (dotted && !set.starts_with(chosen + ".")) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[plan.workload] -W {}: the workload is {}, wanted a key of [{}]", set,
+                       chosen, chosen);
+    }
     PENSTOCK_TRY(file.Set(dotted ? set : chosen + "." + set, "-W " + set));
-    if (set.starts_with("sequences=") && chosen == "inference") {
+    if (set.starts_with("sequences=") && set != "sequences=0" && chosen == "inference") {
       PENSTOCK_TRY(file.Set("inference.requests_per_s=0", "-W"));
     }
   }
