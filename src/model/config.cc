@@ -8,6 +8,7 @@
 #include "base/units.h"
 #include "model/families/families.h"
 #include "model/inventory.h"
+#include "model/variations.h"
 
 namespace penstock::model {
 namespace {
@@ -100,6 +101,10 @@ Result<Model> BuildModel(const Json& config, const std::string& source, GraphUse
   if (family == nullptr) {
     return UnknownFamily(reader.where(), model_type);
   }
+  if (wrapped) {
+    PENSTOCK_TRY(RefuseVariationsOutside(outer));
+  }
+  PENSTOCK_TRY(RefuseNearVariations(reader));
   PENSTOCK_TRY_ASSIGN(Model model, family->build(reader, family->model_type));
   model.config.model_type = model_type;
   if (use == GraphUse::kRun && model.graph.losses.size() > 1) {

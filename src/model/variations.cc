@@ -20,6 +20,61 @@ bool Given(const JsonReader& config, std::string_view key) {
   return !off;
 }
 
+// Letters and digits alone, in lower case: what is left of a name when its spelling is.
+std::string Bare(std::string_view name) {
+  std::string bare;
+  for (const char c : name) {
+    if (c >= 'A' && c <= 'Z') {
+      bare += static_cast<char>(c - 'A' + 'a');
+    } else if ((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9')) {
+      bare += c;
+    }
+  }
+  return bare;
+}
+
+struct BareKey {
+  std::string_view key;
+  std::string bare;
+};
+
+const std::vector<BareKey>& BareKeys() {
+  static const auto& bare = *[] {
+    auto* keys = new std::vector<BareKey>;
+    for (const std::string_view key : VariationKeys()) {
+      keys->push_back({key, Bare(key)});
+    }
+    for (const std::string_view key : {"num_nextn_predict_layers", "mtp_loss_weight"}) {
+      keys->push_back({key, Bare(key)});
+    }
+    return keys;
+  }();
+  return bare;
+}
+
+// The key of a variation that `name` is nearly, without being it; else "".
+std::string_view NearlyVariation(std::string_view name) {
+  constexpr size_t kShortest = 8;  // below, two letters make another word
+  constexpr size_t kMostWrong = 2;
+  const std::string bare = Bare(name);
+  std::string_view nearest;
+  size_t least = kMostWrong + 1;
+  for (const auto& [key, own] : BareKeys()) {
+    if (name == key) {
+      return "";
+    }
+    if (std::max(bare.size(), own.size()) - std::min(bare.size(), own.size()) > kMostWrong) {
+      continue;
+    }
+    const size_t wrong = EditDistance(bare, own);
+    if (wrong < least && (wrong == 0 || bare.size() >= kShortest)) {
+      least = wrong;
+      nearest = key;
+    }
+  }
+  return nearest;
+}
+
 }  // namespace
 
 const std::vector<std::string_view>& VariationKeys() {
@@ -70,6 +125,32 @@ Result<bool> ReadChoice(const JsonReader& object, std::string_view key, std::str
   return text == yes;
 }
 
+Result<> RefuseNearVariations(const JsonReader& config) {
+  for (const auto& [name, value] : config.object().items()) {
+    const std::string_view near = NearlyVariation(name);
+    if (!near.empty() && Given(config, name)) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[model.config] {}: {}: unknown key, which would be passed over in "
+                       "silence\nDid you mean '{}'?",
+                       config.where(), name.substr(0, 60), near);
+    }
+  }
+  return {};
+}
+
+Result<> RefuseVariationsOutside(const JsonReader& outer) {
+  PENSTOCK_TRY(RefuseNearVariations(outer));
+  for (const std::string_view key : VariationKeys()) {
+    if (Given(outer, key)) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[model.config] {}: {}: stands beside text_config, where nothing reads it; "
+                       "wanted it inside",
+                       outer.where(), key);
+    }
+  }
+  return {};
+}
+
 Result<> CheckVariations(const JsonReader& config) {
   // Each of these says what runs through the depth of the model, or counts on one value doing so.
   constexpr std::array<std::array<std::string_view, 2>, 7> kExclusive = {{
@@ -81,21 +162,6 @@ Result<> CheckVariations(const JsonReader& config) {
       {"attention_residuals", "per_layer_embeddings"},
       {"hyper_connections", "per_layer_embeddings"},
   }};
-  // A key that is nearly one of these and no other's would be passed over in silence.
-  for (const auto& [name, value] : config.object().items()) {
-    const auto& known = VariationKeys();
-    if (name.size() < 8 || !Given(config, name) ||
-        std::find(known.begin(), known.end(), name) != known.end()) {
-      continue;
-    }
-    for (const std::string_view key : known) {
-      if (EditDistance(name, key) <= 2) {
-        return MakeError(ErrorCode::kInvalidArgument,
-                         "[model.config] {}: {}: unknown key\nDid you mean '{}'?", config.where(),
-                         name.substr(0, 60), key);
-      }
-    }
-  }
   for (const auto& [a, b] : kExclusive) {
     if (Given(config, a) && Given(config, b)) {
       return MakeError(ErrorCode::kUnsupported,

@@ -27,6 +27,15 @@ Result<JsonReader> ReadVariation(const JsonReader& config, std::string_view key,
 Result<bool> ReadChoice(const JsonReader& object, std::string_view key, std::string_view yes,
                         std::string_view no, std::string_view fallback);
 
+// A key that is one of a variation's but for its case, its underscores or two of its letters would
+// be passed over in silence, and the model would be another one. For every family. Errors:
+// kInvalidArgument naming the key and the one that was meant.
+Result<> RefuseNearVariations(const JsonReader& config);
+
+// The same for the object around a `text_config`, where no key of a variation is read. Errors:
+// kInvalidArgument naming the key.
+Result<> RefuseVariationsOutside(const JsonReader& outer);
+
 // Keys that exclude each other. Errors: kInvalidArgument naming both.
 Result<> CheckVariations(const JsonReader& config);
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "base/json.h"
@@ -233,6 +234,143 @@ TEST(Variations, WhatIsUnknownOrContradictsIsNamed) {
     EXPECT_NE(model.error().message.find(refusal.message), std::string::npos)
         << refusal.keys << ": " << model.error().message;
     EXPECT_NE(model.error().message.find("config.json"), std::string::npos);
+  }
+}
+
+// All 256 sets of variations, on five kinds of decoders: each is built with all that it asks for,
+// or two that exclude each other are named.
+TEST(Variations, EverySetIsBuiltWholeOrRefusedByTwoNames) {
+  const std::vector<std::pair<std::string, std::string>> variations = {
+      {"attention_residuals", R"({"residual":"block","block_size":3})"},
+      {"hyper_connections", R"({"streams":2,"mode":"dynamic"})"},
+      {"skip_connections", "[[0,3],[1,2]]"},
+      {"shared_layers", "[0,1,0,1]"},
+      {"use_parallel_residual", "true"},
+      {"per_layer_embeddings", R"({"width":6})"},
+      {"early_exits", R"({"layers":[1]})"},
+      {"num_nextn_predict_layers", "2"}};
+  const auto excludes = [](size_t a, size_t b) {
+    return (a < 3 && b < 3) || (a < 2 && (b == 4 || b == 5));
+  };
+  const char* bases[] = {"{}", R"({"tie_word_embeddings":true})",
+                         R"({"model_type":"mixtral","num_local_experts":4,"num_experts_per_tok":2,
+          "sliding_window":8})",
+                         R"({"model_type":"qwen3","use_sliding_window":true,"sliding_window":8,
+          "max_window_layers":2})",
+                         R"({"model_type":"gemma2","sliding_window":8})"};
+  for (const char* base : bases) {
+    std::map<size_t, std::vector<std::string>> built;
+    for (size_t set = 0; set < 256; ++set) {
+      Json config = Config(base);
+      size_t first = 0;
+      size_t second = 0;
+      for (size_t a = 0; a < 8; ++a) {
+        if ((set >> a & 1) == 0) {
+          continue;
+        }
+        config[variations[a].first] = ParseJson(variations[a].second, "test").value();
+        for (size_t b = a + 1; b < 8; ++b) {
+          if (second == 0 && (set >> b & 1) != 0 && excludes(a, b)) {
+            first = a;
+            second = b;
+          }
+        }
+      }
+      const auto model = BuildModel(config, "config.json", GraphUse::kTrain);
+      if (second == 0) {
+        ASSERT_TRUE(model.ok()) << DumpJson(config) << model.error().message;
+        built[set] = Structure(model->graph);
+        continue;
+      }
+      ASSERT_FALSE(model.ok()) << DumpJson(config);
+      EXPECT_EQ(model.error().code, ErrorCode::kUnsupported);
+      EXPECT_NE(model.error().message.find("contradict each other"), std::string::npos);
+      int named = 0;
+      for (size_t a = 0; a < 8; ++a) {
+        if (model.error().message.find(variations[a].first) != std::string::npos) {
+          EXPECT_NE(set >> a & 1, 0U) << model.error().message;
+          ++named;
+        }
+      }
+      EXPECT_EQ(named, 2) << model.error().message << " for " << variations[first].first;
+    }
+    // None is passed over because of another one.
+    for (const auto& [set, structure] : built) {
+      for (size_t a = 0; a < 8; ++a) {
+        const auto without = built.find(set & ~(size_t{1} << a));
+        if ((set >> a & 1) != 0 && without != built.end()) {
+          EXPECT_NE(structure, without->second)
+              << base << " " << set << " without " << variations[a].first;
+        }
+      }
+    }
+  }
+}
+
+// Every key of docs/formats.md, in other spellings.
+TEST(Variations, AKeyThatIsNearlyOneIsRefusedAndTheRightOneNamed) {
+  const std::vector<std::pair<std::string, std::vector<std::string>>> keys = {
+      {"attention_residuals",
+       {"attentionResiduals", "AttentionResiduals", "attention-residuals", "attention_residual",
+        "ATTENTION_RESIDUALS", "attention_residuls"}},
+      {"hyper_connections", {"hyperConnections", "hyper_connection", "hyperconnections"}},
+      {"skip_connections", {"skipConnections", "skip_connection", "skip-connections"}},
+      {"shared_layers", {"sharedLayers", "share_layers", "shared_layer"}},
+      {"use_parallel_residual", {"useParallelResidual", "use_parallel_residuals"}},
+      {"per_layer_embeddings", {"perLayerEmbeddings", "per_layer_embedding"}},
+      {"early_exits", {"earlyExits", "early_exit", "EARLY_EXITS"}},
+      {"num_nextn_predict_layers", {"numNextnPredictLayers", "num_next_predict_layers"}},
+      {"mtp_loss_weight", {"mtpLossWeight", "mtp_loss_weights"}},
+  };
+  for (const auto& [key, spellings] : keys) {
+    for (const std::string& spelling : spellings) {
+      for (const char* value : {"1", "true", "[[0, 2]]", R"({"width": 4})"}) {
+        const auto model =
+            BuildModel(Config(fmt::format(R"({{"{}": {}}})", spelling, value)), "config.json");
+        ASSERT_FALSE(model.ok()) << spelling;
+        EXPECT_EQ(model.error().code, ErrorCode::kInvalidArgument) << spelling;
+        EXPECT_NE(model.error().message.find(
+                      fmt::format("config.json: {}: unknown key, which would be passed over in "
+                                  "silence\nDid you mean '{}'?",
+                                  spelling, key)),
+                  std::string::npos)
+            << model.error().message;
+      }
+      for (const char* nothing : {"null", "false", "0", "[]"}) {
+        EXPECT_TRUE(
+            BuildModel(Config(fmt::format(R"({{"{}": {}}})", spelling, nothing)), "config.json")
+                .ok())
+            << spelling << " says nothing";
+      }
+    }
+  }
+}
+
+TEST(Variations, OtherKeysThatModelsCarryAreNotTakenForOnes) {
+  for (const char* other :
+       {"use_cache", "early_stopping", "num_kv_shared_layers", "parallel_attn", "layer_types",
+        "hidden_size_per_layer_input", "vocab_size_per_layer_input", "attention_dropout",
+        "residual_multiplier", "residual_dropout", "embedding_multiplier", "max_window_layers",
+        "mlp_only_layers", "n_shared_experts", "first_k_dense_replace", "pretraining_tp"}) {
+    const auto model = BuildModel(Config(fmt::format(R"({{"{}": 1}})", other)), "config.json");
+    EXPECT_TRUE(model.ok() || model.error().message.find("Did you mean") == std::string::npos)
+        << other;
+  }
+}
+
+// What multimodal models wrap is read inside alone.
+TEST(Variations, BesideATextConfigTheyAreRefused) {
+  const Json inside = {{"model_type", "wrapper"}, {"text_config", Config("{}")}};
+  ASSERT_TRUE(BuildModel(inside, "config.json").ok());
+  for (const auto& [key, message] :
+       {std::pair<const char*, const char*>{"skip_connections",
+                                            "stands beside text_config, where nothing reads it"},
+        {"skipConnections", "Did you mean 'skip_connections'?"}}) {
+    Json outside = inside;
+    outside[key] = Json::array({Json::array({0, 2})});
+    const auto model = BuildModel(outside, "config.json");
+    ASSERT_FALSE(model.ok()) << key;
+    EXPECT_NE(model.error().message.find(message), std::string::npos) << model.error().message;
   }
 }
 
