@@ -155,12 +155,17 @@ class Renumbering {
   int32_t next_ = 0;
 };
 
+// The index of the state of an operation that keeps one per sequence; else null.
 int32_t* StateOf(OpParams& params) {
-  if (auto* attention = std::get_if<AttentionOp>(&params)) {
-    return &attention->state;
-  }
-  auto* counted = std::get_if<CountedOp>(&params);
-  return counted != nullptr && counted->state >= 0 ? &counted->state : nullptr;
+  return std::visit(
+      [](auto& op) -> int32_t* {
+        if constexpr (requires { op.state; }) {
+          return op.state >= 0 ? &op.state : nullptr;
+        } else {
+          return nullptr;
+        }
+      },
+      params);
 }
 
 // Operations that the logits depend on.
@@ -317,6 +322,10 @@ void GraphBuilder::AddOp(std::vector<ValueId> inputs, std::vector<ValueId> outpu
 
 bool GraphBuilder::CheckRead(std::string_view op, ValueId id) {
   if (!id.valid() || id.value() >= std::ssize(graph_.values)) {
+    if (!first_error_ && id.valid() && !graph_.layers.empty()) {
+      later_read_ = {id, ValueId(static_cast<int32_t>(graph_.values.size()) - 1),
+                     LayerId(static_cast<int32_t>(graph_.layers.size()) - 1), std::string(op)};
+    }
     Fail(op,
          fmt::format("reads value {}, which is not written yet; a layer may read earlier values "
                      "only",
@@ -727,7 +736,25 @@ void GraphBuilder::CheckLosses(ValueId logits) {
   }
 }
 
+// A value that was read before it was written has a name and a layer by now.
+void GraphBuilder::NameLaterRead() {
+  if (!later_read_ || later_read_->value.value() >= std::ssize(graph_.values)) {
+    return;
+  }
+  const auto layer = [&](LayerId id) -> const std::string& {
+    return graph_.layers[static_cast<size_t>(id.value())].name;
+  };
+  const Value& value = graph_.value(later_read_->value);
+  first_error_ = MakeError(
+      ErrorCode::kInvalidArgument,
+      "[model.graph] {}: {}: reads '{}', which {} writes later; a layer may read earlier values "
+      "only, the last one here is '{}'",
+      layer(later_read_->layer), later_read_->op, value.name, layer(value.producer),
+      graph_.value(later_read_->last).name);
+}
+
 Result<Graph> GraphBuilder::Build(ValueId logits) && {
+  NameLaterRead();
   if (!first_error_) {
     if (graph_.layers.size() < 2 || graph_.layers.back().kind != LayerKind::kHead) {
       Fail("graph", "wanted an embedding first and a head last");

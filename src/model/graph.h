@@ -449,6 +449,7 @@ class GraphBuilder {
   bool CheckRead(std::string_view op, ValueId id);
   int64_t CheckStreams(std::string_view op, ValueId streams, int64_t count);
   void CheckLosses(ValueId logits);
+  void NameLaterRead();
   bool CheckTensor(std::string_view op, TensorId id, std::initializer_list<int64_t> shape);
 
   Graph graph_;
@@ -456,6 +457,16 @@ class GraphBuilder {
   std::vector<size_t> tensor_layers_;  // per tensor: the layer that uses it first
   std::vector<LossTerm> losses_;
   std::optional<Error> first_error_;
+
+  // The first mistake, where it is a read of a value that nobody had written yet.
+  struct LaterRead {
+    ValueId value;
+    ValueId last;  // of those that were there
+    LayerId layer;
+    std::string op;
+  };
+
+  std::optional<LaterRead> later_read_;
 };
 
 }  // namespace penstock::model

@@ -147,6 +147,73 @@ TEST(Graph, MistakesAreNamedWithLayerAndOperation) {
   }
 }
 
+// What is read too early is named by its name and its layer, when it has one in the end.
+TEST(Graph, AReadOfALaterLayerNamesBothLayersAndTheLastValueThatMayBeRead) {
+  GraphBuilder b;
+  b.BeginLayer(LayerKind::kEmbedding, "embedding");
+  const ValueId x = b.Embed(Table(b), 1.0F, "x");
+  b.BeginLayer(LayerKind::kDecoder, "layer 0");
+  const ValueId later(x.value() + 3);
+  const ValueId y = b.Add(x, later, "y");
+  b.BeginLayer(LayerKind::kDecoder, "layer 1");
+  const ValueId half = b.Scale(y, 0.5F, "half");
+  EXPECT_EQ(b.Scale(half, 2.0F, "twice"), later);
+  b.BeginLayer(LayerKind::kHead, "head");
+  const auto logits = b.Linear(later, {.weights = {Table(b)}, .biases = {}}, {"logits"});
+  const auto graph = std::move(b).Build(logits[0]);
+  ASSERT_FALSE(graph.ok());
+  EXPECT_EQ(graph.error().message,
+            "[model.graph] layer 0: y: reads 'twice', which layer 1 writes later; a layer may read "
+            "earlier values only, the last one here is 'x'");
+}
+
+// An auxiliary head goes, and the states of every kind of layer keep their operations.
+TEST(Graph, WithoutAuxiliaryHeadsStatesOfAllKindsStayWithTheirOperations) {
+  GraphBuilder b;
+  b.BeginLayer(LayerKind::kEmbedding, "embedding");
+  ValueId x = b.Embed(Table(b), 1.0F, "x");
+  for (int layer = 0; layer < 2; ++layer) {
+    const std::string tag = std::to_string(layer);
+    b.BeginLayer(LayerKind::kDecoder, "layer " + tag);
+    const ValueId aside = b.Attention(
+        x, x, x, {.heads = 1, .kv_heads = 1, .head_dim = 4, .value_dim = 4}, "aside." + tag);
+    b.AddLoss(
+        {.name = "exit " + tag,
+         .logits = b.Linear(aside, {.weights = {Table(b)}, .biases = {}}, {"exit." + tag})[0]});
+    const ValueId conv = b.ShortConv(
+        {x}, {.weights = {b.Tensor("conv." + tag, {4, 1, 3}, TensorRole::kVector)}, .taps = 3},
+        {"conv." + tag})[0];
+    const TensorId expand = b.Matrix("expand." + tag, 5 * 1, 3);
+    const ValueId latent =
+        b.Linear(conv, {.weights = {b.Matrix("l." + tag, 3, 4)}, .biases = {}}, {"l." + tag})[0];
+    const ValueId key =
+        b.Linear(conv, {.weights = {b.Matrix("k." + tag, 3, 4)}, .biases = {}}, {"k." + tag})[0];
+    x = b.LatentAttention(
+        conv, latent, key,
+        {.expand = expand, .heads = 1, .nope = 1, .rope = 3, .value_dim = 4, .latent = 3},
+        "y." + tag);
+  }
+  b.BeginLayer(LayerKind::kHead, "head");
+  const auto logits = b.Linear(x, {.weights = {Table(b)}, .biases = {}}, {"logits"});
+  auto built = std::move(b).Build(logits[0]);
+  ASSERT_TRUE(built.ok()) << built.error().message;
+  EXPECT_EQ(built->states.size(), 6U);
+  const Graph graph = WithoutAuxiliaryHeads(built.value());
+  ASSERT_EQ(graph.states.size(), 4U);
+  int32_t next = 0;
+  for (const Op& op : graph.ops) {
+    if (const auto* conv = std::get_if<ShortConvOp>(&op.params)) {
+      EXPECT_EQ(conv->state, next++);
+      EXPECT_EQ(graph.states[static_cast<size_t>(conv->state)].kind, LayerState::Kind::kRecurrent);
+    } else if (const auto* latent = std::get_if<LatentAttentionOp>(&op.params)) {
+      EXPECT_EQ(latent->state, next++);
+      EXPECT_EQ(graph.states[static_cast<size_t>(latent->state)].kind, LayerState::Kind::kLatent);
+    }
+    EXPECT_FALSE(std::holds_alternative<AttentionOp>(op.params));
+  }
+  EXPECT_EQ(next, 4);
+}
+
 TEST(Graph, LayersOutOfOrderAreRefused) {
   {
     GraphBuilder b;
