@@ -272,6 +272,11 @@ TEST(Validate, LongValuesAreHeldUntilTheirLastRead) {
               early.ranks[2].begin() + static_cast<long>(release),
               early.ranks[2].begin() + static_cast<long>(release) + 1);
   EXPECT_EQ(Kinds(Validate(early)), Set{"order"});
+  const std::string told = FormatProblems(early, Validate(early));
+  EXPECT_NE(told.find("2B0: reads 'skip' after its release on this rank, 2FREE0:skip at cell 3; "
+                      "the first legal place of that is behind 2B0 at cell"),
+            std::string::npos)
+      << told;
   // Never received.
   Schedule missing = lowered;
   missing.ranks[0].erase(missing.ranks[0].begin() + static_cast<long>(find(0, "0SEND_F1:skip>2")));
@@ -303,6 +308,39 @@ TEST(Validate, OptimizerAndBarrierHaveTheirPlace) {
                                 [](const Action& a) { return a.kind == OpKind::kOptimizer; });
   std::rotate(s.ranks[0].begin(), opt, opt + 1);
   EXPECT_EQ(Kinds(Validate(s)), Set{"order"});
+}
+
+// Each owner updates its copy by itself: with less than the whole sum they would drift apart.
+TEST(Validate, TiedWeightsHaveTheirWholeSumBeforeAnyOptimizer) {
+  const auto check = [](std::string_view rank0, std::string_view rank1) {
+    return Validate(ParseSchedule(fmt::format("penstock-schedule 1\nname tied\nranks 2\nstages 2\n"
+                                              "micro-batches 1\nedge wte tied 0 -> 1\n"
+                                              "rank 0\n 0F0 {}\nrank 1\n 1F0 {}\n",
+                                              rank0, rank1),
+                                  "test")
+                        .value()
+                        .schedule);
+  };
+  const std::string good0 = "0B0 0REDUCE_GRAD0 0REDUCE_GRAD0:wte 0OPT0";
+  const std::string good1 = "1B0 1REDUCE_GRAD0 1REDUCE_GRAD0:wte 1OPT0";
+  EXPECT_TRUE(check(good0, good1).ok());
+  EXPECT_TRUE(check("0B0", "1B0").ok()) << "no optimizer, no sum";
+  const auto refused = [&](std::string_view rank0, std::string_view rank1, std::string_view why) {
+    const Report report = check(rank0, rank1);
+    EXPECT_EQ(Kinds(report), Set{"order"}) << rank0;
+    ASSERT_FALSE(report.problems.empty());
+    EXPECT_NE(report.problems[0].message.find(why), std::string::npos)
+        << report.problems[0].message;
+  };
+  refused("0B0 0REDUCE_GRAD0 0OPT0", "1B0 1REDUCE_GRAD0 1OPT0",
+          "updates 'wte', which stage 0 shares with 1, each with an optimizer of its own: wanted "
+          "0REDUCE_GRAD0:wte before it");
+  refused("0B0 0REDUCE_GRAD0 0OPT0 0REDUCE_GRAD0:wte", good1, "wanted 0REDUCE_GRAD0:wte before it");
+  refused("0B0 0REDUCE_GRAD0:wte 0REDUCE_GRAD0 0OPT0", good1,
+          "before the REDUCE_GRAD of stage 0, whose sum it takes");
+  refused("0REDUCE_GRAD0:wte 0B0 0REDUCE_GRAD0 0OPT0", good1, "whose sum it takes");
+  refused("0I0 0REDUCE_GRAD0:wte 0W0 0OPT0", "1I0 1W0 1REDUCE_GRAD0:wte 1OPT0",
+          "a reduction comes after the last B or W of its stage");
 }
 
 TEST(Validate, RefusalsShowTheGridWithThePlaceMarked) {

@@ -45,6 +45,7 @@ class RankOrder {
     bool has_optimizer = false;
     int optimizer_steps = 0;
     int reductions = 0;
+    int all_reductions = 0;  // that this rank has, also later ones
     int32_t last_reduction = -1;
     int next_weight =
         0;  // micro-batch (of the copy, in program order of steps) whose gradient is added next
@@ -64,6 +65,15 @@ class RankOrder {
   }
 
   void FindStages() {
+    for (size_t e = 0; e < schedule_.edges.size(); ++e) {
+      const Edge& edge = schedule_.edges[e];
+      if (edge.kind != EdgeKind::kTied)
+        continue;
+      tied_of_.resize(static_cast<size_t>(schedule_.num_stages()));
+      tied_of_[static_cast<size_t>(edge.from.value())].push_back(static_cast<uint16_t>(e + 1));
+      for (const StageId stage : edge.to)
+        tied_of_[static_cast<size_t>(stage.value())].push_back(static_cast<uint16_t>(e + 1));
+    }
     for (const Action& a : program_) {
       if (!proof_.Usable(rank_, a))
         continue;
@@ -71,6 +81,8 @@ class RankOrder {
         ForCopies(a.stage, [](StageState& state) { state.gathers = true; });
       } else if (a.kind == OpKind::kOptimizer) {
         ForCopies(a.stage, [](StageState& state) { state.has_optimizer = true; });
+      } else if (a.kind == OpKind::kReduceGrad && a.value == 0) {
+        ForCopies(a.stage, [](StageState& state) { ++state.all_reductions; });
       }
     }
   }
@@ -170,6 +182,17 @@ class RankOrder {
       });
       --state.reductions;
     }
+    ForTied(a.stage, [&](uint16_t edge) {
+      const auto found = tied_.find({edge, a.stage.value()});
+      if (found == tied_.end() || found->second.count <= step)
+        return;
+      proof_.problems.Add(ProblemKind::kOrder, rank_, found->second.last, [&] {
+        return fmt::format(
+            "before {} at cell {}: a reduction comes after the last B or W of its stage",
+            proof_.problems.Text(a), proof_.problems.CellOf(rank_, index_));
+      });
+      --found->second.count;
+    });
     if (a.slice == 0)
       CountHeld(a.micro_batch.value(), state);
   }
@@ -237,8 +260,7 @@ class RankOrder {
 
   void CheckReduce(const Action& a) {
     if (a.value != 0)
-      return;  // tied weights: every use has its own accumulator, the run checks that all owners
-               // come
+      return CheckReduceTied(a);
     bool twice = false;
     ForCopies(a.stage, [&](StageState& state) {
       ++state.reductions;
@@ -252,8 +274,73 @@ class RankOrder {
     }
   }
 
+  // Of tied weights every use has its own accumulator; the run checks that all owners come. What a
+  // use adds is its stage's sum over lanes and replicas.
+  void CheckReduceTied(const Action& a) {
+    Tied& tied = tied_[{a.value, a.stage.value()}];
+    bool early = false;
+    ForCopies(a.stage, [&](StageState& state) {
+      early = early || (state.reductions <= tied.count && state.reductions < state.all_reductions);
+    });
+    ++tied.count;
+    tied.last = index_;
+    if (early) {
+      proof_.problems.Add(ProblemKind::kOrder, rank_, index_, [&] {
+        return fmt::format("before the REDUCE_GRAD of stage {}, whose sum it takes", a.stage);
+      });
+    }
+  }
+
+  // Owners of tied weights each have an optimizer: all of them must have the whole sum.
+  void CheckTiedBeforeOptimizer(const Action& a, int step) {
+    ForTied(a.stage, [&](uint16_t edge) {
+      const Edge& weights = schedule_.edges[edge - 1U];
+      std::vector<StageId> owners = weights.to;
+      owners.insert(owners.begin(), weights.from);
+      const StageId* lacks = nullptr;
+      for (const StageId& owner : owners) {
+        const auto found = tied_.find({edge, owner.value()});
+        if (lacks == nullptr && HasStage(owner) &&
+            (found == tied_.end() || found->second.count <= step)) {
+          lacks = &owner;
+        }
+      }
+      if (lacks == nullptr)
+        return;
+      proof_.problems.Add(ProblemKind::kOrder, rank_, index_, [&] {
+        std::string others;
+        for (const StageId owner : owners) {
+          if (owner != a.stage)
+            others += fmt::format("{}{}", others.empty() ? "" : ", ", owner);
+        }
+        return fmt::format(
+            "updates '{}', which stage {} shares with {}, each with an optimizer of its own: "
+            "wanted {}REDUCE_GRAD{}:{} before it",
+            weights.name, a.stage, others, *lacks, step, weights.name);
+      });
+    });
+  }
+
+  bool HasStage(StageId stage) const {
+    for (int d = 0; d < schedule_.placement.num_directions(); ++d) {
+      if (schedule_.placement.RankOf(stage, d) == RankId(rank_))
+        return true;
+    }
+    return false;
+  }
+
+  // Numbers (from 1) of the edges of tied weights that the stage owns.
+  template <class Apply>
+  void ForTied(StageId stage, const Apply& apply) const {
+    if (tied_of_.empty())
+      return;
+    for (const uint16_t edge : tied_of_[static_cast<size_t>(stage.value())])
+      apply(edge);
+  }
+
   void CheckOptimizer(const Action& a) {
     const int step = std::max(0, a.micro_batch.value());
+    CheckTiedBeforeOptimizer(a, step);
     bool wrong = false;
     int wanted = 0;
     ForCopies(a.stage, [&](StageState& state) {
@@ -312,6 +399,14 @@ class RankOrder {
   const std::vector<Action>& program_;
   int32_t index_ = 0;
   std::map<std::pair<int, int>, StageState> stages_;
+
+  struct Tied {
+    int count = 0;  // reductions so far
+    int32_t last = -1;
+  };
+
+  std::map<std::pair<uint16_t, int>, Tied> tied_;  // by edge and owner
+  std::vector<std::vector<uint16_t>> tied_of_;     // by stage; empty where nothing is tied
   std::map<AwaitedKey, int32_t> sends_;
 };
 

@@ -1,5 +1,7 @@
 // Long values on each rank: there before they are read or sent, not read after their release.
 
+#include <algorithm>
+
 #include "schedule/proof/flat_map.h"
 #include "schedule/proof/proof.h"
 
@@ -52,14 +54,38 @@ class RankValues {
 
   const std::string& Name(uint16_t value) const { return schedule_.edges[value - 1U].name; }
 
+  // Where the release stands, and the last action of the rank that it may not stand before.
+  std::string TooLate(const Action& a, uint16_t value) const {
+    int64_t release = 0;
+    int64_t last = index_;
+    const auto reads = [&](const Action& b) {
+      if (b.kind == OpKind::kSendForward)
+        return b.value == value;
+      const auto& by = read_by_[static_cast<size_t>(std::max(b.stage.value(), 0))];
+      return IsCompute(b.kind) && std::find(by.begin(), by.end(), value) != by.end();
+    };
+    for (size_t i = 0; i < program_.size(); ++i) {
+      const Action& b = program_[i];
+      if (!proof_.Usable(rank_, b) || b.micro_batch != a.micro_batch || b.slice != a.slice)
+        continue;
+      if (b.kind == OpKind::kRelease && b.value == value && static_cast<int32_t>(i) < index_)
+        release = static_cast<int64_t>(i);
+      if (static_cast<int32_t>(i) > index_ && reads(b))
+        last = static_cast<int64_t>(i);
+    }
+    return fmt::format(
+        "reads '{}' after its release on this rank, {} at cell {}; the first legal place of that "
+        "is behind {} at cell {}",
+        Name(value), proof_.problems.TextAt(rank_, release), proof_.problems.CellOf(rank_, release),
+        proof_.problems.TextAt(rank_, last), proof_.problems.CellOf(rank_, last));
+  }
+
   void Read(const Action& a, uint16_t value) {
     const int32_t state = StateOf(a, value);
     if (state == kHeld)
       return;
     if (state == kReleased) {
-      proof_.problems.Add(ProblemKind::kOrder, rank_, index_, [&] {
-        return fmt::format("reads '{}' after its release on this rank", Name(value));
-      });
+      proof_.problems.Add(ProblemKind::kOrder, rank_, index_, [&] { return TooLate(a, value); });
       return;
     }
     if (!proof_.has_messages)
