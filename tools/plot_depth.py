@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """The softmax over depth that a model with attention residuals has learned, as a picture.
 
-    tools/plot_depth.py FOLDER TEXT -o FILE.svg [--logits FILE.npy]
+    tools/plot_depth.py FOLDER TEXT -o FILE.svg [--logits FILE.npy] [--json FILE.json] [--tokens N]
 
-FOLDER is a Llama model in Hugging Face layout with `attention_residuals` (from `penstock export`), of a byte tokenizer
-(tools/make_byte_tokenizer.py). Each row of the picture is a read: attention and MLP of each layer, and the read in front of the
-head; each column a source: the embedding, the finished blocks, the running sum of the current block. A cell is the mean weight over
-the bytes of TEXT (256 at most). With --logits the logits are compared with those of `penstock logits`, so that the picture is of the
-model that the engine runs. Needs numpy.
+FOLDER is a model in Hugging Face layout (from `penstock export`) of a byte tokenizer (tools/make_byte_tokenizer.py): a Llama with
+`attention_residuals`, or a Kimi K3. Each row of the picture is a read: attention and MLP (experts) of each layer, and the read in
+front of the head; each column a source: the embedding, the finished blocks, the running sum. A cell is the mean weight over the
+first N bytes of TEXT (256). With --logits the logits are compared with those of `penstock logits`, so that the picture is of the
+model that the engine runs; --json writes the weights. Needs numpy, for a K3 also torch and safetensors (tools/kimi_reference.py).
 
 Formulas: arXiv 2603.15031, section 3. Written for reading, in float64."""
+import argparse
 import json
 import pathlib
 import struct
@@ -48,7 +49,7 @@ def softmax(x, axis):
     return e / e.sum(axis, keepdims=True)
 
 
-class Model:
+class Llama:
     def __init__(self, folder):
         self.config = json.loads((pathlib.Path(folder) / "config.json").read_text())
         self.w = tensors(folder)
@@ -114,15 +115,57 @@ class Model:
         return norm(x, self.w["model.norm.weight"], self.eps) @ head.T
 
 
+def llama_reads(folder, ids):
+    model = Llama(folder)
+    logits = model.forward(ids)
+    return [(name, list(weights), finished) for name, weights, finished in model.reads], logits
+
+
+def kimi_reads(folder, config, ids):
+    import safetensors.torch
+    import torch
+
+    import kimi_reference
+    torch.set_num_threads(1)
+    weights = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        weights |= safetensors.torch.load_file(path)
+    model = kimi_reference.Model(config, {name: w.double() for name, w in weights.items()})
+    with torch.no_grad():
+        logits = model.logits(torch.tensor(ids)).numpy()
+
+    def label(tensor):
+        parts = tensor.split(".")
+        if "layers" not in parts:
+            return "output"
+        return f"layer {parts[parts.index('layers') + 1]}, {'attention' if parts[-1].startswith('self') else 'experts'}"
+
+    # The last source of a read is the running sum.
+    return [(label(name), w.mean(-1).tolist(), len(w) - 1) for name, w in model.reads.items()], logits
+
+
+def reads_of(folder, ids):
+    """[(name, mean weights by source, sources that are no running sum)], logits."""
+    config = json.loads((folder / "config.json").read_text())
+    config = config.get("text_config", config)
+    if config.get("model_type") == "kimi_linear":
+        return kimi_reads(folder, config, ids)
+    if "attention_residuals" not in config:
+        sys.exit(f"{folder}: the model has no depth reads")
+    if config.get("model_type") != "llama":
+        sys.exit(f"{folder}: a {config.get('model_type')}, wanted a llama or a Kimi K3")
+    return llama_reads(folder, ids)
+
+
 def colour(weight):
     """White to blue."""
     low, high = (255, 255, 255), (0, 81, 140)
     return "#" + "".join(f"{round(a + (b - a) * weight ** 0.7):02x}" for a, b in zip(low, high))
 
 
-def draw(reads, blocks, path):
+def draw(reads, path):
     left, top, cell, high = 130, 62, 62, 22
-    columns = ["embedding"] + [f"block {i + 1}" for i in range(blocks)]
+    columns = ["embedding"] + [f"block {i + 1}" for i in range(max(finished for _, _, finished in reads) - 1)]
     picture = Picture(left + cell * (len(columns) + 1) + 20, top + high * len(reads) + 26)
     picture.text(10, 20, "Mean weight of each source", cls="t")
     for c, name in enumerate(columns + ["running"]):
@@ -140,25 +183,26 @@ def draw(reads, blocks, path):
 
 
 def main():
-    words = sys.argv[1:]
-    options = {}
-    for flag in ("-o", "--logits"):
-        if flag in words:
-            at = words.index(flag)
-            options[flag] = words[at + 1]
-            del words[at:at + 2]
-    if len(words) != 2 or "-o" not in options:
-        sys.exit(__doc__)
-    model = Model(words[0])
-    tokens = list(pathlib.Path(words[1]).read_bytes()[:256])
-    logits = model.forward(tokens)
-    if "--logits" in options:
-        wanted = np.load(options["--logits"])
+    parser = argparse.ArgumentParser(usage=__doc__, add_help=True)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("text", type=pathlib.Path)
+    parser.add_argument("-o", "--output", type=pathlib.Path, required=True)
+    parser.add_argument("--logits", type=pathlib.Path)
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--tokens", type=int, default=256)
+    a = parser.parse_args()
+    reads, logits = reads_of(a.folder, list(a.text.read_bytes()[:a.tokens]))
+    if not reads:
+        sys.exit(f"{a.folder}: the model has no depth reads")
+    if a.logits:
+        wanted = np.load(a.logits)
         error = np.linalg.norm(logits - wanted) / np.linalg.norm(wanted)
         print(f"relative error against the engine's logits: {error:.2e}")
         if error > 1e-4:
             sys.exit("the picture would be of another model")
-    draw(model.reads, len(model.ends), options["-o"])
+    draw(reads, a.output)
+    if a.json:
+        a.json.write_text(json.dumps({name: [float(w) for w in weights] for name, weights, _ in reads}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
