@@ -18,6 +18,7 @@
 #include "hw/system.h"
 #include "model/config.h"
 #include "plan/emit.h"
+#include "plan/hops.h"
 #include "plan/html.h"
 #include "plan/inference.h"
 #include "plan/report.h"
@@ -92,14 +93,21 @@ void TakePrecision(const PlannedModel& model, plan::Workload& workload) {
   w.as_stored = true;
 }
 
-// The best plan's schedule, in the native form.
-Result<> WriteSchedule(const plan::Answer& answer, const std::string& path) {
+// The best plan's schedule, in the native form, with what later stages read in training.
+Result<> WriteSchedule(const plan::Context& context, const plan::Answer& answer,
+                       const std::string& path) {
   if (answer.search.plans.empty()) {
     return MakeError(ErrorCode::kInvalidArgument, "[cli.plan] --emit-schedule: {}",
                      answer.verdict.reason);
   }
-  PENSTOCK_TRY_ASSIGN(const schedule::Schedule schedule,
-                      plan::ScheduleOf(answer.search.plans[0].layout));
+  const plan::Layout& layout = answer.search.plans[0].layout;
+  PENSTOCK_TRY_ASSIGN(schedule::Schedule schedule, plan::ScheduleOf(layout));
+  if (context.workload->mode == plan::Mode::kTraining && !layout.cut.empty()) {
+    schedule.edges =
+        plan::EdgesOf(*context.model, layout,
+                      static_cast<double>(layout.micro_batch) *
+                          static_cast<double>(context.workload->training.sequence_tokens));
+  }
   return WriteFileAtomically(path, schedule::WriteNative(schedule));
 }
 
@@ -142,7 +150,7 @@ Result<int> Plan(const Flags& flags) {
   }
   answer.verdict = plan::Judge(context, options, answer.search);
   if (!flags.emit_schedule.empty()) {
-    PENSTOCK_TRY(WriteSchedule(answer, flags.emit_schedule));
+    PENSTOCK_TRY(WriteSchedule(context, answer, flags.emit_schedule));
   }
   if (!flags.emit.empty()) {
     if (answer.search.plans.empty()) {

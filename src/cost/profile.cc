@@ -477,6 +477,7 @@ std::vector<CrossingValue> FindCrossing(const Graph& graph) {
     if (!all[v].readers.empty()) {
       all[v].width = static_cast<double>(graph.values[v].width);
       all[v].producer = graph.values[v].producer.value();
+      all[v].name = graph.values[v].name;
       crossing.push_back(std::move(all[v]));
     }
   }

@@ -17,6 +17,10 @@
 #include "model/cut_search.h"
 #include "model/graph.h"
 
+namespace penstock::hw {
+struct Engine;
+}
+
 namespace penstock::cost {
 
 // A multiplication of rows with weights [outputs, inputs].
@@ -150,6 +154,7 @@ struct CrossingValue {
   int32_t producer = 0;  // layer
   // Ascending; the producer's own layer only where that keeps it.
   std::vector<Readers> readers;
+  std::string name;  // of the graph's value
 };
 
 struct ModelProfile {
@@ -200,10 +205,17 @@ Result<ModelProfile> BuildProfile(const model::Graph& graph, std::string name, s
 // the elements that everything else writes. What the engine cuts by.
 std::vector<double> DecodeWork(const model::Graph& graph);
 
-// The same with what crosses each boundary in float32, a byte as much work as copying it is on
-// common machines: measured 0.5 (threads) to 8 (processes) multiply-adds of a product that reads
-// its weights from memory.
-model::CutWeights DecodeCut(const model::Graph& graph);
+// The same with what crosses each boundary in float32, a byte as much as `work_per_byte`
+// multiply-adds. 0: as much as copying it is on common machines, where 0.5 (threads) to 8
+// (processes) multiply-adds of a product that reads its weights from memory were measured.
+model::CutWeights DecodeCut(const model::Graph& graph, double work_per_byte = 0);
+
+// Multiply-adds that take as long as a further byte of a message on a calibrated machine: of
+// products with few rows and weights held as `weights`; 0 where it was not measured.
+double DecodeWorkPerByte(const hw::Engine& engine, hw::Precision weights, bool across_processes);
+// The same in training: multiply-adds of the forward pass per byte of a value that crosses. The
+// backward pass multiplies twice as much and sends the value's gradient.
+double TrainWorkPerByte(const hw::Engine& engine, bool across_processes);
 
 // Work of a row that looks back one position, over the work of a row by itself: attention's
 // multiply-adds against the matrices'.

@@ -1,9 +1,45 @@
 #include "plan/emit.h"
 
 #include "base/units.h"
+#include "plan/hops.h"
 
 namespace penstock::plan {
 namespace {
+
+// Others hand one vector from stage to stage.
+Result<> RefuseLongValues(const cost::ModelProfile& model, const Layout& layout,
+                          std::string_view target) {
+  constexpr size_t kListed = 64;
+  std::string list;
+  size_t count = 0;
+  for (const schedule::Edge& edge : EdgesOf(model, layout, 1)) {
+    if (++count <= kListed) {
+      list += fmt::format("{}'{}' {} ->", count > 1 ? ", " : "", edge.name, edge.from);
+      for (const StageId to : edge.to) {
+        list += fmt::format(" {}", to);
+      }
+    }
+  }
+  if (count > 0) {
+    return MakeError(ErrorCode::kUnsupported,
+                     "[plan.emit] {}: hands one vector from stage to stage, but this cut has {} "
+                     "values that later stages read: {}{}; wanted --emit penstock, or --fix pp=1",
+                     target, count, list, count > kListed ? ", ..." : "");
+  }
+  int32_t first = 0;
+  for (size_t s = 0; s + 1 < layout.cut.size(); ++s) {
+    first += layout.cut[s];
+    const double width =
+        first > 0 ? model.boundary_width[static_cast<size_t>(first) - 1] : model.hidden;
+    if (width != model.hidden) {
+      return MakeError(ErrorCode::kUnsupported,
+                       "[plan.emit] {}: hands {} numbers per token from stage to stage, but {} "
+                       "cross in front of stage {}; wanted --emit penstock, or --fix pp=1",
+                       target, model.hidden, width, s + 1);
+    }
+  }
+  return {};
+}
 
 Result<std::string> EmitMegatron(const Context& context, const Layout& l) {
   if (context.workload->mode != Mode::kTraining) {
@@ -119,6 +155,9 @@ std::string MegatronLayout(const Layout& layout) {
 }
 
 Result<std::string> Emit(const Context& context, const Plan& plan, const std::string& target) {
+  if ((target == "megatron" || target == "vllm") && plan.layout.pp > 1) {
+    PENSTOCK_TRY(RefuseLongValues(*context.model, plan.layout, target));
+  }
   if (target == "megatron") {
     return EmitMegatron(context, plan.layout);
   }

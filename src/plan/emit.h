@@ -12,7 +12,8 @@ namespace penstock::plan {
 std::string MegatronLayout(const Layout& layout);
 
 // `target` is megatron (training), vllm (inference) or penstock. Errors: kInvalidArgument (unknown
-// target), kUnsupported (a plan that the target cannot run, with the reason).
+// target), kUnsupported (a plan that the target cannot run, with the reason: where
+// stages hand on more than one vector, with the list of its values).
 Result<std::string> Emit(const Context& context, const Plan& plan, const std::string& target);
 
 }  // namespace penstock::plan

@@ -1,6 +1,8 @@
 #include "plan/hops.h"
 
 #include <algorithm>
+#include <cctype>
+#include <cmath>
 #include <cstdint>
 
 #include "hw/links.h"
@@ -79,12 +81,40 @@ HopWidths HopsOf(const cost::ModelProfile& model, const Layout& layout, Mode mod
   return out;
 }
 
+std::vector<schedule::Edge> EdgesOf(const cost::ModelProfile& model, const Layout& layout,
+                                    double rows) {
+  const std::vector<int32_t> stage_of = StageOfLayer(layout);
+  std::vector<schedule::Edge> edges;
+  for (const cost::CrossingValue& value : model.crossing) {
+    const int32_t from = stage_of[static_cast<size_t>(value.producer)];
+    std::vector<StageId> to;
+    for (const cost::CrossingValue::Readers& run : value.readers) {
+      for (int32_t l = run.first; l <= run.last; ++l) {
+        const StageId stage(stage_of[static_cast<size_t>(l)]);
+        if (stage.value() != from && (to.empty() || to.back() != stage)) {
+          to.push_back(stage);
+        }
+      }
+    }
+    if (to.empty() || (to.size() == 1 && to[0].value() == from + 1)) {
+      continue;  // nothing, or the chain's
+    }
+    std::string name = value.name;
+    for (char& c : name) {
+      c = std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' ? c : '/';
+    }
+    edges.push_back({std::move(name), schedule::EdgeKind::kValue, StageId(from), std::move(to),
+                     std::llround(2 * rows * value.width)});
+  }
+  return edges;
+}
+
 cost::ModelProfile WithPlainResidual(const cost::ModelProfile& model) {
   cost::ModelProfile plain = model;
   plain.crossing.clear();
   for (int32_t l = 0; l + 1 < model.num_layers(); ++l) {
     plain.boundary_width[static_cast<size_t>(l)] = model.hidden;
-    plain.crossing.push_back({model.hidden, l, {{l + 1, l + 1, false}}});
+    plain.crossing.push_back({model.hidden, l, {{l + 1, l + 1, false}}, {}});
   }
   return plain;
 }

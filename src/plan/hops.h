@@ -7,6 +7,7 @@
 
 #include "cost/cost_model.h"
 #include "plan/context.h"
+#include "schedule/schedule.h"
 
 namespace penstock::plan {
 
@@ -25,6 +26,12 @@ struct HopWidths {
 // In training: each rank gets a value once, from the stage that read it last. In inference every
 // boundary hands on all that crosses it. REQUIRES: layout.cut is set.
 HopWidths HopsOf(const cost::ModelProfile& model, const Layout& layout, Mode mode);
+
+// The values that this cut hands to stages beyond the next one, or to several, as edges of a
+// schedule: those that training adds by itself. `rows` of one micro-batch, 16 bits a number.
+// REQUIRES: layout.cut is set.
+std::vector<schedule::Edge> EdgesOf(const cost::ModelProfile& model, const Layout& layout,
+                                    double rows);
 
 // The same layers with a residual of one vector: what a pipeline would send then. Times and
 // parameters of the layers stay as they are.

@@ -55,25 +55,42 @@ bool HasStepEnd(const Schedule& schedule) {
   return false;
 }
 
-// A lowered schedule must bring the values that this graph and cut need, and no others.
-Result<> CheckEdges(const Schedule& schedule, const std::vector<Edge>& wanted) {
+// "'embedding' 0 -> 1 2, 'block/1' 0 -> 2": the value edges of `edges` that `other` lacks.
+std::string Lacking(const std::vector<Edge>& edges, const std::vector<Edge>& other) {
+  constexpr size_t kListed = 64;
   const auto same = [](const Edge& a, const Edge& b) {
     return a.kind == b.kind && a.name == b.name && a.from == b.from && a.to == b.to;
   };
-  for (const auto* lists : {&wanted, &schedule.edges}) {
-    const auto& other = lists == &wanted ? schedule.edges : wanted;
-    for (const Edge& edge : *lists) {
-      if (edge.kind == EdgeKind::kValue &&
-          std::none_of(other.begin(), other.end(), [&](const Edge& e) { return same(e, edge); })) {
-        return MakeError(
-            ErrorCode::kInvalidSchedule,
-            "[runtime.schedule] {} is lowered {} the value '{}' from stage {}, wanted the values "
-            "of this model and cut: give the compute-only schedule instead",
-            schedule.name, lists == &wanted ? "without" : "with", edge.name, edge.from);
+  std::string list;
+  size_t count = 0;
+  for (const Edge& edge : edges) {
+    if (edge.kind != EdgeKind::kValue ||
+        std::any_of(other.begin(), other.end(), [&](const Edge& e) { return same(e, edge); })) {
+      continue;
+    }
+    if (++count <= kListed) {
+      list += fmt::format("{}'{}' {} ->", count > 1 ? ", " : "", edge.name, edge.from);
+      for (const StageId to : edge.to) {
+        list += fmt::format(" {}", to);
       }
     }
   }
-  return {};
+  return count > kListed ? fmt::format("{} and {} more", list, count - kListed) : list;
+}
+
+// A lowered schedule must bring the values that this graph and cut need, and no others.
+Result<> CheckEdges(const Schedule& schedule, const std::vector<Edge>& wanted) {
+  const std::string without = Lacking(wanted, schedule.edges);
+  const std::string with = Lacking(schedule.edges, wanted);
+  if (without.empty() && with.empty()) {
+    return {};
+  }
+  return MakeError(
+      ErrorCode::kInvalidSchedule,
+      "[runtime.schedule] {} is lowered{}{}{}{}{}: wanted the values that later stages "
+      "of this model and cut read; give the compute-only schedule instead",
+      schedule.name, without.empty() ? "" : " without ", without,
+      without.empty() || with.empty() ? "" : " and", with.empty() ? "" : " with ", with);
 }
 
 // Edges of tied tensors that a lowered schedule lacks, after its own.

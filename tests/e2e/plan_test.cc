@@ -124,6 +124,44 @@ TEST(Plan, BadInputIsStatusTwoWithTheNearestRightThing) {
   EXPECT_NE(system.err.find("system.toml:3: device.memory_bytes"), std::string::npos) << system.err;
 }
 
+// What others' pipelines cannot hand on is not left out in silence, and the schedule has it.
+TEST(Plan, LaunchersThatCannotHandOnLongValuesRefuseWithTheirList) {
+  TemporaryFolder folder;
+  Json config = ReadJsonFile(PENSTOCK_SOURCE_DIR "/configs/models/llama-3.1-8b.json").value();
+  config["num_hidden_layers"] = 8;
+  const std::string path = folder.path() + "/model.json";
+  const std::string file = folder.path() + "/plan.schedule";
+  const auto ask = [&](const char* target, const std::string& fix) {
+    std::ofstream(path) << DumpJson(config);
+    return Ask(path, "dgx-h100", 4,
+               {"--fix", "dp=1,tp=1,schedule=1f1b," + fix, "-W", "global_batch=8", "--emit", target,
+                "--emit-schedule", file},
+               "training");
+  };
+  EXPECT_EQ(ask("megatron", "pp=4").status, 0);
+  config["skip_connections"] = {{0, 7}, {1, 6}};
+  const Asked skips = ask("megatron", "pp=4");
+  EXPECT_EQ(skips.status, 2);
+  EXPECT_NE(skips.err.find("2 values that later stages read: 'hidden/0' 0 -> "),
+            std::string::npos)
+      << skips.err;
+  EXPECT_NE(skips.err.find("--emit penstock"), std::string::npos);
+  EXPECT_EQ(ask("penstock", "pp=4").status, 0);
+  const std::string text = ReadFile(file).value();
+  EXPECT_NE(text.find("edge hidden/0 value 0 -> "), std::string::npos) << text;
+  EXPECT_EQ(RunPenstock({"check", file}).status, 0);
+  const Finished csv = RunPenstock({"schedule", file, "--format", "csv"});
+  EXPECT_EQ(csv.status, 2);
+  EXPECT_NE(csv.err.find("edge 'hidden/0' 0 -> "), std::string::npos) << csv.err;
+  config.erase("skip_connections");
+  config["hyper_connections"] = {{"streams", 2}, {"mode", "static"}};
+  const Asked streams = ask("megatron", "pp=4");
+  EXPECT_EQ(streams.status, 2);
+  EXPECT_NE(streams.err.find("hands 4096 numbers per token from stage to stage, but 8192 cross"),
+            std::string::npos)
+      << streams.err;
+}
+
 TEST(Plan, WindowedLayersKeepTheirWindow) {
   const Asked asked = Ask("gpt-oss-120b", "dgx-h200", 1,
                           {"--fix", "tp=1,pp=1", "-W", "sequences=1", "-W", "prompt_tokens=100000",
