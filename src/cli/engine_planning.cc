@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <map>
+#include <span>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -143,6 +145,40 @@ plan::EngineMemory ArenasOf(const serve::ModelBundle& bundle, const kernels::Dev
 
 namespace {
 
+// What `calibrate` measured of this project's engine with this instruction set. Errors say why
+// there is none.
+Result<hw::Engine> CalibratedEngine(const std::string& path, const std::string& instruction_set) {
+  const auto none = [](std::string why) { return Error{ErrorCode::kNotFound, std::move(why)}; };
+  if (path.empty() || !FileExists(path)) {
+    return none("no calibrated system file (penstock calibrate writes one)");
+  }
+  PENSTOCK_TRY_ASSIGN(hw::System system, hw::ReadSystem(path));
+  if (!system.engine) {
+    return none(path + " has no section [engine]: it was not calibrated");
+  }
+  if (system.engine->instruction_set != instruction_set) {
+    return none(fmt::format("{} was measured with {}, this run uses {}", path,
+                            system.engine->instruction_set, instruction_set));
+  }
+  return std::move(*system.engine);
+}
+
+// What the calibrated file says by `of`, if there is one for this machine.
+template <class Of>
+CrossingWeight CrossingFrom(const Of& of) {
+  const std::string path = CalibratedPath();
+  if (path.empty() || !FileExists(path)) {
+    return {};
+  }
+  const auto device = kernels::CreateCpuDevice({});
+  if (!device.ok()) {
+    return {};  // said when the run makes its own
+  }
+  const auto engine = CalibratedEngine(path, device.value()->InstructionSet());
+  const double weight = engine.ok() ? of(engine.value()) : 0;
+  return weight > 0 ? CrossingWeight{weight, path} : CrossingWeight();
+}
+
 Result<plan::ServingForecast> Forecast(const serve::ModelBundle& bundle,
                                        const serve::Engine& engine, const hw::Engine& machine,
                                        const std::vector<plan::Request>& requests) {
@@ -167,29 +203,59 @@ Result<plan::ServingForecast> Forecast(const serve::ModelBundle& bundle,
 
 }  // namespace
 
+CrossingWeight DecodeCrossing(hw::Precision weights, bool across_processes) {
+  return CrossingFrom([&](const hw::Engine& engine) {
+    return cost::DecodeWorkPerByte(engine, weights, across_processes);
+  });
+}
+
+CrossingWeight TrainCrossing(bool across_processes) {
+  return CrossingFrom(
+      [&](const hw::Engine& engine) { return cost::TrainWorkPerByte(engine, across_processes); });
+}
+
+Result<CrossingWeight> AgreeOnCrossing(comm::Channel* channel, CrossingWeight own) {
+  if (channel == nullptr) {
+    return own;
+  }
+  constexpr double kDeadlineS = 300;          // the other may still be reading headers
+  static auto& account = *new MemoryAccount;  // outlives every channel
+  const auto lane = [](int32_t target) {
+    return comm::Lane{comm::LaneKind::kControl, 0, target, comm::kCutEdge};
+  };
+  const comm::LaneOptions options{sizeof own.work_per_byte, 1};
+  if (channel->rank() > 0) {
+    PENSTOCK_TRY(channel->Open(lane(channel->rank()), options, account));
+    PENSTOCK_TRY_ASSIGN(const comm::Message message,
+                        channel->Receive(lane(channel->rank()), {0, 0}, kDeadlineS));
+    if (message.payload().size() != sizeof own.work_per_byte) {
+      return MakeError(ErrorCode::kCorruptData,
+                       "[cli.cut] rank 0 sent {} bytes, wanted {}: do all ranks run the same "
+                       "binary?",
+                       message.payload().size(), sizeof own.work_per_byte);
+    }
+    std::memcpy(&own.work_per_byte, message.payload().data(), sizeof own.work_per_byte);
+    return own;
+  }
+  const auto part = std::as_bytes(std::span(&own.work_per_byte, 1));
+  for (int32_t other = 1; other < channel->size(); ++other) {
+    PENSTOCK_TRY(channel->Open(lane(other), options, account));
+    PENSTOCK_TRY(channel->Send({lane(other), {0, 0}, DType::kU8, std::ssize(part), 1, 0},
+                               std::span(&part, 1), kDeadlineS));
+  }
+  return own;
+}
+
 Foretold Foretell(const serve::ModelBundle& bundle, const serve::Engine& engine,
                   const std::vector<plan::Request>& requests) {
   Foretold out;
   out.system = CalibratedPath();
-  if (out.system.empty() || !FileExists(out.system)) {
-    out.why = "no calibrated system file (penstock calibrate writes one)";
+  const auto machine = CalibratedEngine(out.system, engine.instruction_set());
+  if (!machine.ok()) {
+    out.why = machine.error().message;
     return out;
   }
-  const auto system = hw::ReadSystem(out.system);
-  if (!system.ok()) {
-    out.why = system.error().message;
-    return out;
-  }
-  if (!system->engine) {
-    out.why = out.system + " has no section [engine]: it was not calibrated";
-    return out;
-  }
-  if (system->engine->instruction_set != engine.instruction_set()) {
-    out.why = fmt::format("{} was measured with {}, this run uses {}", out.system,
-                          system->engine->instruction_set, engine.instruction_set());
-    return out;
-  }
-  auto forecast = Forecast(bundle, engine, *system->engine, requests);
+  auto forecast = Forecast(bundle, engine, machine.value(), requests);
   if (!forecast.ok()) {
     out.why = forecast.error().message;
     return out;

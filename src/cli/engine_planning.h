@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/json_reader.h"
+#include "comm/channel.h"
 #include "cost/profile.h"
 #include "hw/system.h"
 #include "plan/context.h"
@@ -32,6 +33,21 @@ hw::Precision MainPrecision(const model::Graph& graph, const runtime::WeightRule
 // `output` tokens per sequence. The bundle and the device must outlive it.
 plan::EngineMemory ArenasOf(const serve::ModelBundle& bundle, const kernels::Device& device,
                             int64_t prompt, int64_t output, bool across_processes);
+
+// What a byte that crosses a boundary weighs against the layers' work when a cut is chosen.
+struct CrossingWeight {
+  double work_per_byte = 0;  // 0: as on common machines
+  std::string system;        // the calibrated system file that it is from; empty: none
+};
+
+// From the calibrated system file, where there is one for this machine's instruction set: of
+// running a model whose matrices are held as `weights`, and of training.
+CrossingWeight DecodeCrossing(hw::Precision weights, bool across_processes);
+CrossingWeight TrainCrossing(bool across_processes);
+
+// Rank 0's weight on every rank, so that all cut alike whatever their machines know. `channel` is
+// null without MPI. Errors: those of the channel.
+Result<CrossingWeight> AgreeOnCrossing(comm::Channel* channel, CrossingWeight own);
 
 struct Foretold {
   std::optional<plan::ServingForecast> forecast;

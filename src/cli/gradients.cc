@@ -9,15 +9,17 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "base/units.h"
+#include "cli/engine_planning.h"
 #include "cli/gradient_file.h"
 #include "cli/model_flags.h"
 #include "cli/schedule_input.h"
 #include "cli/verbs.h"
-#include "model/cut.h"
+#include "model/cut_search.h"
 #include "runtime/bytes.h"
 #include "runtime/gradient_run.h"
 #include "schedule/registry.h"
 #include "serve/control.h"
+#include "train/setup.h"
 
 namespace penstock::cli {
 namespace {
@@ -41,6 +43,7 @@ struct GradientFlags {
   std::string memory;
   double deadline_s = 30;
   std::string output;
+  double work_per_byte = 0;  // no flag: what crosses, weighed for the cut
 };
 
 using Sequences = std::vector<std::vector<int32_t>>;
@@ -159,6 +162,7 @@ struct Prepared {
   model::Partition partition{{0, 0}, 0};
   schedule::Schedule schedule;
   runtime::GradientJob job;
+  int64_t rows = 0;  // of the longest sequence
 };
 
 Result<> PrepareCut(const GradientFlags& flags, const std::vector<int64_t>& cut,
@@ -172,13 +176,15 @@ Result<> PrepareCut(const GradientFlags& flags, const std::vector<int64_t>& cut,
   }
   if (!cut.empty() && static_cast<int>(cut.size()) + 1 != compute.num_stages()) {
     return MakeError(
-        ErrorCode::kInvalidArgument, "[cli.gradients] --cut has {}, wanted {}: {} has {} over {}",
+        ErrorCode::kInvalidArgument, "[cli.gradients] --cut has {}, wanted {}: {} has {} over {}{}",
         Counted(cut.size(), "entry", "entries"), compute.num_stages() - 1, compute.name,
-        Counted(compute.num_stages(), "stage"), Counted(compute.num_ranks(), "rank"));
+        Counted(compute.num_stages(), "stage"), Counted(compute.num_ranks(), "rank"),
+        model::NearestCutText(graph.num_layers(), cut, compute.num_stages()));
   }
   if (cut.empty()) {
-    PENSTOCK_TRY_ASSIGN(out.partition, model::CutBalanced(model::LayerCountWeights(graph),
-                                                          compute.num_stages(), true));
+    PENSTOCK_TRY_ASSIGN(out.partition,
+                        model::CutBalanced(train::TrainCut(graph, out.rows, flags.work_per_byte),
+                                           compute.num_stages(), true));
   } else {
     PENSTOCK_TRY_ASSIGN(out.partition, model::CutAt(graph.num_layers(), cut));
   }
@@ -215,6 +221,7 @@ Result<std::unique_ptr<Prepared>> Prepare(const GradientFlags& flags, int mpi_ra
   const int64_t vocabulary = config.vocabulary;
   PENSTOCK_TRY_ASSIGN(const Sequences tokens, ParseSequences(flags.tokens, "--tokens", vocabulary));
   for (const std::vector<int32_t>& sequence : tokens) {
+    out->rows = std::max<int64_t>(out->rows, std::ssize(sequence));
     if (std::ssize(sequence) > config.context) {
       return MakeError(ErrorCode::kInvalidArgument,
                        "[cli.gradients] --tokens: a sequence of {} ids, the model's context is {}",
@@ -324,7 +331,15 @@ Result<std::vector<runtime::RankGradients>> RunAcross(const runtime::GradientJob
   return all;
 }
 
-Result<> Gradients(const GradientFlags& flags, comm::Channel* channel, MemoryAccount& account) {
+Result<> Gradients(GradientFlags flags, comm::Channel* channel, MemoryAccount& account) {
+  if (flags.cut.empty()) {
+    CrossingWeight own;
+    if (channel == nullptr || channel->rank() == 0) {
+      own = TrainCrossing(channel != nullptr);
+    }
+    PENSTOCK_TRY_ASSIGN(own, AgreeOnCrossing(channel, std::move(own)));
+    flags.work_per_byte = own.work_per_byte;
+  }
   PENSTOCK_TRY_ASSIGN(const std::unique_ptr<Prepared> prepared,
                       Prepare(flags, channel == nullptr ? 0 : channel->size()));
   const runtime::GradientJob& job = prepared->job;

@@ -9,6 +9,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/units.h"
+#include "cli/engine_planning.h"
 #include "cli/verb.h"
 #include "cli/verbs.h"
 #include "cost/profile.h"
@@ -25,6 +27,7 @@
 #include "model/cut_search.h"
 #include "model/inventory.h"
 #include "schedule/placement.h"
+#include "train/setup.h"
 #include "weights/model_files.h"
 
 namespace penstock::cli {
@@ -45,13 +48,15 @@ struct Flags {
   std::string balance = "time";
   std::optional<int64_t> chunks;
   std::string placement;
+  bool training = false;
 };
 
 struct Inspected {
   std::string name;
   model::Model model;
-  std::vector<int64_t> tensor_bytes;  // by tensor id
-  std::string stored;                 // "as stored", "at 16 bits"
+  std::vector<int64_t> tensor_bytes;          // by tensor id
+  std::string stored;                         // "as stored", "at 16 bits"
+  hw::Precision held = hw::Precision::kBf16;  // by an engine that runs it
 };
 
 // Ends in .gguf or .json, or is a folder: a path; else a name of configs/models.
@@ -60,9 +65,9 @@ bool LooksLikePath(const std::string& text) {
          text.ends_with(".gguf") || text.ends_with(".json");
 }
 
-Result<Inspected> FromConfig(const std::string& path) {
+Result<Inspected> FromConfig(const std::string& path, model::GraphUse use) {
   PENSTOCK_TRY_ASSIGN(const Json config, ReadJsonFile(path));
-  PENSTOCK_TRY_ASSIGN(model::Model built, model::BuildModel(config, path));
+  PENSTOCK_TRY_ASSIGN(model::Model built, model::BuildModel(config, path, use));
   Inspected out{path, std::move(built), {}, "at 16 bits"};
   for (const model::WeightTensor& tensor : out.model.graph.tensors) {
     out.tensor_bytes.push_back(model::Elements(tensor) * kElementBytes);
@@ -70,28 +75,33 @@ Result<Inspected> FromConfig(const std::string& path) {
   return out;
 }
 
-Result<Inspected> FromFiles(const std::string& path) {
+Result<Inspected> FromFiles(const std::string& path, model::GraphUse use) {
   PENSTOCK_TRY_ASSIGN(const std::unique_ptr<weights::ModelFiles> files, weights::OpenModel(path));
   if (files->config().is_null()) {
     return MakeError(ErrorCode::kUnsupported,
                      "[cli.inspect] {}: holds a vocabulary only, wanted a model", path);
   }
-  PENSTOCK_TRY_ASSIGN(model::Model built, model::BuildModel(files->config(), path));
+  PENSTOCK_TRY_ASSIGN(model::Model built, model::BuildModel(files->config(), path, use));
   Inspected out{path, std::move(built), {}, "as stored"};
   for (const model::WeightTensor& tensor : out.model.graph.tensors) {
     PENSTOCK_TRY_ASSIGN(const std::unique_ptr<MatrixSource> source,
                         files->Source(tensor.name, tensor.shape));
     out.tensor_bytes.push_back(source->rows() * RowBytes(source->type(), source->columns()));
   }
+  if (const auto rule =
+          runtime::WeightRule::Create(out.model.graph, *files, runtime::WeightChoice::kAuto);
+      rule.ok()) {
+    out.held = MainPrecision(out.model.graph, rule.value());
+  }
   return out;
 }
 
-Result<Inspected> Open(const std::string& name) {
+Result<Inspected> Open(const std::string& name, model::GraphUse use) {
   if (LooksLikePath(name)) {
-    return name.ends_with(".json") ? FromConfig(name) : FromFiles(name);
+    return name.ends_with(".json") ? FromConfig(name, use) : FromFiles(name, use);
   }
   PENSTOCK_TRY_ASSIGN(const std::string path, FindConfig("models", "json", name));
-  PENSTOCK_TRY_ASSIGN(Inspected out, FromConfig(path));
+  PENSTOCK_TRY_ASSIGN(Inspected out, FromConfig(path, use));
   out.name = name;
   return out;
 }
@@ -120,23 +130,31 @@ struct Chosen {
   model::Partition partition{{0}, 1};
   model::CutWeights weights;
   std::optional<model::Partition> by_work;  // where what crosses changed the cut: without it
+  std::string links_from;  // the calibrated file that says what a byte weighs, or ""
 };
 
-// What `run` cuts by, what stages hold, or numbers of layers.
-Result<model::CutWeights> WeightsOf(const Flags& flags, const Graph& graph,
-                                    const model::TensorBytes& bytes, int64_t context) {
+// What `run` (with --training: `train`) cuts by, what stages hold, or numbers of layers.
+Result<> WeighLayers(const Flags& flags, const Inspected& inspected,
+                     const model::TensorBytes& bytes, Chosen& chosen) {
   PENSTOCK_TRY_ASSIGN(const model::Balance balance, model::ParseBalance(flags.balance));
+  const Graph& graph = inspected.model.graph;
+  model::CutWeights& weights = chosen.weights;
   if (balance == model::Balance::kTime) {
-    return cost::DecodeCut(graph);
+    const CrossingWeight crossing =
+        flags.training ? TrainCrossing(false) : DecodeCrossing(inspected.held, false);
+    chosen.links_from = crossing.system;
+    weights = flags.training ? train::TrainCut(graph, train::DataSection().sequence_tokens,
+                                               crossing.work_per_byte)
+                             : cost::DecodeCut(graph, crossing.work_per_byte);
+    return {};
   }
-  model::CutWeights weights;
   weights.work = model::BalanceWeights(graph, balance, bytes, kElementBytes,
-                                       std::min(context, kBalanceContext));
+                                       std::min(inspected.model.config.context, kBalanceContext));
   if (balance == model::Balance::kMemory) {
     weights.crossing_bytes = model::CrossingBytes(graph, kElementBytes);
     weights.work_per_byte = 1;  // a byte held is a byte held
   }
-  return weights;
+  return {};
 }
 
 // The partition that the flags ask for, or one stage.
@@ -146,18 +164,20 @@ Result<model::Partition> ChoosePartition(const Flags& flags, const Graph& graph,
     PENSTOCK_TRY_ASSIGN(const std::vector<int64_t> cut, ParseCut(flags.cut));
     if (flags.stages && *flags.stages != static_cast<int64_t>(cut.size()) + 1) {
       return MakeError(ErrorCode::kInvalidArgument,
-                       "[cli.inspect] --stages {} with {} of --cut, wanted {}", *flags.stages,
-                       Counted(cut.size(), "entry", "entries"), Counted(cut.size() + 1, "stage"));
+                       "[cli.inspect] --stages {} with {} of --cut, wanted {}{}", *flags.stages,
+                       Counted(cut.size(), "entry", "entries"), Counted(cut.size() + 1, "stage"),
+                       model::NearestCutText(graph.num_layers(), cut, *flags.stages));
     }
     return model::CutAt(graph.num_layers(), cut);
   }
   return model::CutBalanced(weights, flags.stages.value_or(1));
 }
 
-Result<Chosen> Choose(const Flags& flags, const Graph& graph, const model::TensorBytes& bytes,
-                      int64_t context) {
+Result<Chosen> Choose(const Flags& flags, const Inspected& inspected,
+                      const model::TensorBytes& bytes) {
+  const Graph& graph = inspected.model.graph;
   Chosen chosen;
-  PENSTOCK_TRY_ASSIGN(chosen.weights, WeightsOf(flags, graph, bytes, context));
+  PENSTOCK_TRY(WeighLayers(flags, inspected, bytes, chosen));
   PENSTOCK_TRY_ASSIGN(chosen.partition, ChoosePartition(flags, graph, chosen.weights));
   if (flags.cut.empty() && flags.balance != "layers") {
     PENSTOCK_TRY_ASSIGN(model::Partition by_work,
@@ -173,7 +193,7 @@ Result<Chosen> Choose(const Flags& flags, const Graph& graph, const model::Tenso
 }
 
 // One boundary of the cut, and the nearest other place for it where less crosses: how much heavier
-// the heavier of its two stages would be there.
+// the heavier of its two stages would be there, with what their boundaries send and receive.
 struct CutRow {
   int32_t layer = 0;
   std::optional<int32_t> elsewhere;
@@ -189,11 +209,13 @@ std::vector<CutRow> CutRows(const Chosen& chosen) {
     row.layer = partition.first_layer(StageId(s));
     const int32_t first = partition.first_layer(StageId(s - 1));
     const int32_t end = partition.end_layer(StageId(s));
-    const auto heavier_half = [&](int32_t at) {
+    const auto load = [&](int32_t from, int32_t to) {
       const auto work = chosen.weights.work.begin();
-      return std::max(std::accumulate(work + first, work + at, 0.0),
-                      std::accumulate(work + at, work + end, 0.0));
+      return std::accumulate(work + from, work + to, 0.0) +
+             chosen.weights.work_per_byte *
+                 (bytes[static_cast<size_t>(from)] + bytes[static_cast<size_t>(to)]);
     };
+    const auto heavier_half = [&](int32_t at) { return std::max(load(first, at), load(at, end)); };
     for (int32_t d = 1; d < end - first && !row.elsewhere; ++d) {
       for (const int32_t at : {row.layer - d, row.layer + d}) {
         if (at > first && at < end &&
@@ -274,6 +296,13 @@ std::vector<ExpertReads> ExpertReadsOf(const Inspected& inspected) {
 
 // ---- JSON ----
 
+// What crosses a boundary but for the token ids, which every stage is given.
+std::vector<ValueId> Crossing(const Graph& graph, const model::CutSets& cuts, int32_t boundary) {
+  std::vector<ValueId> values = cuts.Crossing(boundary);
+  std::erase(values, graph.tokens);
+  return values;
+}
+
 int64_t SumBytes(const Graph& graph, const std::vector<ValueId>& values) {
   int64_t sum = 0;
   for (const ValueId id : values) {
@@ -294,13 +323,13 @@ Json BoundariesJson(const Graph& graph, const model::CutSets& cuts) {
   Json boundaries = Json::array();
   for (int32_t b = 1; b < graph.num_layers(); ++b) {
     Json values = Json::array();
-    for (const ValueId id : cuts.Crossing(b)) {
+    for (const ValueId id : Crossing(graph, cuts, b)) {
       values.push_back({{"name", graph.value(id).name},
                         {"bytes_per_token", model::BytesPerToken(graph.value(id), kElementBytes)}});
     }
     boundaries.push_back({{"after_layer", b - 1},
                           {"values", std::move(values)},
-                          {"bytes_per_token", SumBytes(graph, cuts.Crossing(b))}});
+                          {"bytes_per_token", SumBytes(graph, Crossing(graph, cuts, b))}});
   }
   return boundaries;
 }
@@ -320,6 +349,9 @@ std::vector<StageRow> StageRows(const Graph& graph, const model::CutSets& cuts,
     row.weights_bytes = model::StageWeightsBytes(stage, bytes);
     for (int32_t l = stage.first_layer; l < stage.end_layer; ++l) {
       row.kv_bytes_per_token += inventory.layers[static_cast<size_t>(l)].kv_bytes_per_token;
+    }
+    if (stage.first_layer > 0) {
+      std::erase(stage.receives, graph.tokens);
     }
     row.content = std::move(stage);
     rows.push_back(std::move(row));
@@ -346,13 +378,14 @@ Json CutsJson(const Graph& graph, const model::CutSets& cuts, const Chosen& chos
   Json rows = Json::array();
   for (const CutRow& row : CutRows(chosen)) {
     Json json = {{"layer", row.layer},
-                 {"values", Names(graph, cuts.Crossing(row.layer))},
-                 {"bytes_per_token", SumBytes(graph, cuts.Crossing(row.layer))},
+                 {"values", Names(graph, Crossing(graph, cuts, row.layer))},
+                 {"bytes_per_token", SumBytes(graph, Crossing(graph, cuts, row.layer))},
                  {"elsewhere", nullptr}};
     if (row.elsewhere) {
-      json["elsewhere"] = {{"layer", *row.elsewhere},
-                           {"bytes_per_token", SumBytes(graph, cuts.Crossing(*row.elsewhere))},
-                           {"heavier", row.heavier}};
+      json["elsewhere"] = {
+          {"layer", *row.elsewhere},
+          {"bytes_per_token", SumBytes(graph, Crossing(graph, cuts, *row.elsewhere))},
+          {"heavier", row.heavier}};
     }
     rows.push_back(std::move(json));
   }
@@ -389,16 +422,55 @@ void AddHops(const Graph& graph, const model::HopPlan& plan, Json& out) {
                     {"bytes_per_token", SumBytes(graph, hop.values)},
                     {"naive_bytes_per_token", SumBytes(graph, hop.naive)}});
   }
+  out["hops"] = std::move(hops);
+}
+
+// What stays on a rank from one of its stages to the next: the values of each gap.
+Json KeptJson(const Graph& graph, const model::HopPlan& plan, std::span<const RankId> rank_of,
+              RankId rank) {
+  Json gaps = Json::array();
+  for (const model::Kept& kept : plan.kept) {
+    if (rank_of[static_cast<size_t>(kept.from_stage.value())] == rank) {
+      gaps.push_back({{"from_stage", kept.from_stage.value()},
+                      {"to_stage", kept.to_stage.value()},
+                      {"values", Names(graph, kept.values)},
+                      {"bytes_per_token", SumBytes(graph, kept.values)}});
+    }
+  }
+  return gaps;
+}
+
+// What each rank holds at once, and what stays on it between its stages.
+void AddHeld(const Graph& graph, const model::HopPlan& plan, std::span<const RankId> rank_of,
+             Json& out) {
   Json held = Json::array();
   Json ranks = Json::array();
-  for (size_t r = 0; r < plan.held.size(); ++r) {
-    const int64_t bytes = SumBytes(graph, plan.held[r]);
-    held.push_back(bytes);
+  for (int32_t r = 0; r < static_cast<int32_t>(plan.held.size()); ++r) {
+    const model::Held& most = plan.held[static_cast<size_t>(r)];
+    Json stages = Json::array();
+    for (size_t s = 0; s < rank_of.size(); ++s) {
+      if (rank_of[s] == RankId(r)) {
+        stages.push_back(s);
+      }
+    }
+    Json at;
+    if (most.stage.valid()) {
+      at = {{"stage", most.stage.value()}, {"when", most.behind ? "after" : "before"}};
+    }
+    Json kept = KeptJson(graph, plan, rank_of, RankId(r));
+    int64_t most_kept = 0;
+    for (const Json& gap : kept) {
+      most_kept = std::max(most_kept, gap["bytes_per_token"].get<int64_t>());
+    }
+    held.push_back(SumBytes(graph, most.values));
     ranks.push_back({{"rank", r},
-                     {"held_bytes_per_token", bytes},
-                     {"held_values", Names(graph, plan.held[r])}});
+                     {"stages", std::move(stages)},
+                     {"held_bytes_per_token", held.back()},
+                     {"held_values", Names(graph, most.values)},
+                     {"held_at", std::move(at)},
+                     {"kept_bytes_per_token", most_kept},
+                     {"kept", std::move(kept)}});
   }
-  out["hops"] = std::move(hops);
   out["held_bytes_per_token"] = std::move(held);
   out["ranks"] = std::move(ranks);
 }
@@ -503,12 +575,14 @@ void PrintBoundaries(const Graph& graph, const model::CutSets& cuts) {
   std::vector<std::vector<std::string>> rows = {{"after layers", "values", "bytes"}};
   for (int32_t b = 1; b < graph.num_layers();) {
     int32_t end = b + 1;
-    while (end < graph.num_layers() && cuts.Crossing(end).size() == cuts.Crossing(b).size() &&
-           SumBytes(graph, cuts.Crossing(end)) == SumBytes(graph, cuts.Crossing(b))) {
+    while (end < graph.num_layers() &&
+           Crossing(graph, cuts, end).size() == Crossing(graph, cuts, b).size() &&
+           SumBytes(graph, Crossing(graph, cuts, end)) ==
+               SumBytes(graph, Crossing(graph, cuts, b))) {
       ++end;
     }
-    rows.push_back({LayersText(b - 1, end - 1), fmt::format("{}", cuts.Crossing(b).size()),
-                    FormatBytes(static_cast<double>(SumBytes(graph, cuts.Crossing(b))))});
+    rows.push_back({LayersText(b - 1, end - 1), fmt::format("{}", Crossing(graph, cuts, b).size()),
+                    FormatBytes(static_cast<double>(SumBytes(graph, Crossing(graph, cuts, b))))});
     b = end;
   }
   PrintTable(rows);
@@ -553,7 +627,8 @@ void PrintCuts(const Graph& graph, const model::CutSets& cuts, const Chosen& cho
   std::vector<std::vector<std::string>> rows = {
       {"before layer", "crosses", "bytes", "less crosses before", "bytes", "heavier stage there"}};
   for (const CutRow& row : cut_rows) {
-    rows.push_back({fmt::format("{}", row.layer), ValueText(graph, cuts.Crossing(row.layer)),
+    rows.push_back({fmt::format("{}", row.layer),
+                    ValueText(graph, Crossing(graph, cuts, row.layer)),
                     FormatBytes(bytes[static_cast<size_t>(row.layer)]), "-", "", ""});
     if (row.elsewhere) {
       rows.back()[3] = fmt::format("{}", *row.elsewhere);
@@ -586,10 +661,29 @@ void PrintHops(const Graph& graph, const model::HopPlan& plan) {
                     FormatBytes(static_cast<double>(SumBytes(graph, hop.naive)))});
   }
   PrintTable(rows);
-  for (size_t r = 0; r < plan.held.size(); ++r) {
-    fmt::print("rank {} holds at most {} per token between its stages\n", r,
-               FormatBytes(static_cast<double>(SumBytes(graph, plan.held[r]))));
+}
+
+// From the JSON of the ranks.
+void PrintHeld(const Json& ranks) {
+  const auto size = [](const Json& bytes) { return FormatBytes(bytes.get<double>()); };
+  fmt::print("\nWhat ranks hold of these, per token at 16 bits\n");
+  std::vector<std::vector<std::string>> rows = {
+      {"rank", "stages", "most at once", "when", "kept to the next stage"}};
+  for (const Json& rank : ranks) {
+    const Json& at = rank["held_at"];
+    std::vector<std::string> kept;
+    for (const Json& gap : rank["kept"]) {
+      kept.push_back(size(gap["bytes_per_token"]));
+    }
+    rows.push_back({DumpJson(rank["rank"]),
+                    fmt::format("{}", fmt::join(rank["stages"].get<std::vector<int>>(), " ")),
+                    size(rank["held_bytes_per_token"]),
+                    at.is_null() ? "-"
+                                 : fmt::format("{} stage {}", at["when"].get<std::string>(),
+                                               at["stage"].get<int>()),
+                    kept.empty() ? "-" : fmt::format("{}", fmt::join(kept, ", "))});
   }
+  PrintTable(rows);
 }
 
 // ---- The verb ----
@@ -602,6 +696,7 @@ struct Report {
   Chosen chosen;
   std::vector<StageRow> stages;
   std::optional<model::HopPlan> hops;
+  std::vector<RankId> rank_of;  // by stage, with the hops
 };
 
 Json ReportJson(const Report& report) {
@@ -630,9 +725,12 @@ Json ReportJson(const Report& report) {
               {"boundaries", BoundariesJson(graph, report.cuts)},
               {"stages", StagesJson(graph, report.stages)},
               {"cuts", CutsJson(graph, report.cuts, report.chosen)},
-              {"crossing_saved", SavingJson(report.chosen)}};
+              {"crossing_saved", SavingJson(report.chosen)},
+              {"cut_links",
+               report.chosen.links_from.empty() ? Json(nullptr) : Json(report.chosen.links_from)}};
   if (report.hops) {
     AddHops(graph, *report.hops, out);
+    AddHeld(graph, *report.hops, report.rank_of, out);
   }
   return out;
 }
@@ -647,18 +745,22 @@ void PrintReport(const Report& report) {
   }
   if (report.hops) {
     PrintHops(graph, *report.hops);
+    Json held;
+    AddHeld(graph, *report.hops, report.rank_of, held);
+    PrintHeld(held["ranks"]);
   }
 }
 
-Result<model::HopPlan> ChooseHops(const Flags& flags, const Graph& graph,
-                                  const model::CutSets& cuts, const model::Partition& partition) {
+Result<> ChooseHops(const Flags& flags, const Graph& graph, const model::CutSets& cuts,
+                    const model::Partition& partition, Report& report) {
   PENSTOCK_TRY_ASSIGN(const schedule::Placement placement,
                       ChoosePlacement(flags, partition.num_stages()));
-  std::vector<RankId> rank_of(static_cast<size_t>(partition.num_stages()));
   for (int32_t s = 0; s < partition.num_stages(); ++s) {
-    rank_of[static_cast<size_t>(s)] = placement.RankOf(StageId(s));
+    report.rank_of.push_back(placement.RankOf(StageId(s)));
   }
-  return model::PlanHops(graph, cuts, partition, rank_of, placement.num_ranks(), kElementBytes);
+  report.hops =
+      model::PlanHops(graph, cuts, partition, report.rank_of, placement.num_ranks(), kElementBytes);
+  return {};
 }
 
 Result<> Inspect(const Flags& flags) {
@@ -666,19 +768,22 @@ Result<> Inspect(const Flags& flags) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "[cli.inspect] --placement: wanted --chunks with it");
   }
-  PENSTOCK_TRY_ASSIGN(const Inspected inspected, Open(flags.model));
+  PENSTOCK_TRY_ASSIGN(
+      const Inspected inspected,
+      Open(flags.model, flags.training ? model::GraphUse::kTrain : model::GraphUse::kRun));
   const Graph& graph = inspected.model.graph;
   const model::TensorBytes bytes = [&](TensorId id) {
     return inspected.tensor_bytes[static_cast<size_t>(id.value())];
   };
-  PENSTOCK_TRY_ASSIGN(Chosen chosen, Choose(flags, graph, bytes, inspected.model.config.context));
+  PENSTOCK_TRY_ASSIGN(Chosen chosen, Choose(flags, inspected, bytes));
   const model::Partition partition = chosen.partition;
   const model::CutSets cuts(graph);
-  Report report{inspected,         cuts, model::TakeInventory(graph, bytes, kElementBytes),
-                std::move(chosen), {},   {}};
+  Report report{
+      inspected, cuts, model::TakeInventory(graph, bytes, kElementBytes), std::move(chosen), {},
+      {},        {}};
   report.stages = StageRows(graph, cuts, partition, bytes, report.inventory);
   if (flags.chunks) {
-    PENSTOCK_TRY_ASSIGN(report.hops, ChooseHops(flags, graph, cuts, partition));
+    PENSTOCK_TRY(ChooseHops(flags, graph, cuts, partition, report));
   }
   if (flags.common.json) {
     PrintJson(ReportJson(report));
@@ -710,6 +815,8 @@ void AddInspect(Verb& app, int& status) {
   verb->AddOption("--chunks", flags->chunks,
                   "Stages on each rank; shows what each hop between ranks carries")
       ->TypeName("V");
+  verb->AddFlag("--training", flags->training,
+                "As `train` cuts it: with the heads and layers of its further losses");
   verb->AddOption("--placement", flags->placement,
                   "Where the chunks lie: loop or v (default: loop)")
       ->TypeName("WHERE");

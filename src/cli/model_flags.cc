@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "base/units.h"
+#include "cli/engine_planning.h"
 
 namespace penstock::cli {
 namespace {
@@ -106,6 +107,22 @@ void AbortAll(int status) {
   comm::AbortMpi(status);
 }
 
+// What crosses, weighed for the cut; nothing to weigh where that is given or there is none.
+Result<CrossingWeight> CrossingOf(const serve::ModelBundle& bundle,
+                                  const serve::RunOptions& options, comm::Channel* channel) {
+  if (!options.cut.empty() || options.stages <= 1) {
+    return CrossingWeight();
+  }
+  CrossingWeight own;
+  if (channel == nullptr || channel->rank() == 0) {
+    PENSTOCK_TRY_ASSIGN(
+        const runtime::WeightRule rule,
+        runtime::WeightRule::Create(bundle.model.graph, *bundle.files, options.weights));
+    own = DecodeCrossing(MainPrecision(bundle.model.graph, rule), channel != nullptr);
+  }
+  return AgreeOnCrossing(channel, own);
+}
+
 Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> channel,
                    const ModelBody& body) {
   PENSTOCK_TRY_ASSIGN(serve::RunOptions options, ToRunOptions(flags));
@@ -114,6 +131,9 @@ Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> chann
   }
   PENSTOCK_TRY_ASSIGN(serve::ModelBundle bundle, serve::OpenBundle(flags.model));
   PENSTOCK_TRY(ApplyLatentAttention(flags.latent_attention, bundle.model.graph));
+  PENSTOCK_TRY_ASSIGN(const CrossingWeight crossing, CrossingOf(bundle, options, channel.get()));
+  options.work_per_byte = crossing.work_per_byte;
+  options.links_from = crossing.system;
   if (channel != nullptr && channel->rank() > 0) {
     return serve::RunWorker(bundle, options, std::move(channel));
   }

@@ -107,6 +107,7 @@ void AddRunJson(Json& json, const serve::Engine& engine, const serve::RunReport&
     stage["bytes_sent"] = report.ranks[rank].counters.bytes_sent;
     json["stages"].push_back(std::move(stage));
   }
+  json["cut_links"] = engine.links_from().empty() ? Json(nullptr) : Json(engine.links_from());
   json["groups"] = engine.setup().groups;
   json["prefill"] = RateJson(rates.prefill_tokens, rates.prefill_s);
   json["decode"] = RateJson(rates.decode_tokens, rates.decode_s);

@@ -162,6 +162,8 @@ void PrintReport(const train::TrainOutcome& outcome) {
     stage["device"] = rank.device;
     json["stages"].push_back(std::move(stage));
   }
+  const std::string& links = setup.options.links_from;
+  json["cut_links"] = links.empty() ? Json(nullptr) : Json(links);
   json["bubble_ratio"] = BubbleRatio(report);
   json["step_s"] = report.step_s;
   json["planned"] = {
@@ -263,6 +265,7 @@ Result<> Run(const TrainVerbFlags& flags, std::unique_ptr<comm::Channel> channel
   const bool speaks = channel == nullptr || channel->rank() == 0;
   const auto say = [&] { SayInterrupted(flags.train.common.json, config); };
   SetupWatch watch(0, speaks ? say : std::function<void()>());
+  PENSTOCK_TRY(WeighCrossing(config, channel.get(), options));
   if (!speaks) {
     return train::RunTrainingWorker(config, options, std::move(channel), [&] { watch.Over(); });
   }

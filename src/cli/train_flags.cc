@@ -2,6 +2,7 @@
 
 #include "base/config_path.h"
 #include "base/file.h"
+#include "cli/engine_planning.h"
 #include "cli/model_flags.h"
 
 namespace penstock::cli {
@@ -57,6 +58,21 @@ Result<train::TrainOptions> ToTrainOptions(const TrainFlags& flags) {
   PENSTOCK_TRY_ASSIGN(options.memory_bytes, ReadMemoryLimit(flags.memory));
   PENSTOCK_TRY_ASSIGN(options.deadline_s, ReadDeadline(flags.deadline_s));
   return options;
+}
+
+Result<> WeighCrossing(const train::TrainConfig& config, comm::Channel* channel,
+                       train::TrainOptions& options) {
+  if (!config.pipeline.cut.empty()) {
+    return {};
+  }
+  CrossingWeight own;
+  if (channel == nullptr || channel->rank() == 0) {
+    own = TrainCrossing(channel != nullptr);
+  }
+  PENSTOCK_TRY_ASSIGN(const CrossingWeight crossing, AgreeOnCrossing(channel, own));
+  options.work_per_byte = crossing.work_per_byte;
+  options.links_from = crossing.system;
+  return {};
 }
 
 }  // namespace penstock::cli

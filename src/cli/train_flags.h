@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/verb.h"
+#include "comm/channel.h"
 #include "train/config.h"
 #include "train/setup.h"
 
@@ -27,5 +28,10 @@ Result<train::TrainConfig> ReadConfig(const TrainFlags& flags);
 
 // Errors: kInvalidArgument naming the flag.
 Result<train::TrainOptions> ToTrainOptions(const TrainFlags& flags);
+
+// What crosses a boundary against work, for the cut, from the calibrated system file where there is
+// one; rank 0's on every rank.
+Result<> WeighCrossing(const train::TrainConfig& config, comm::Channel* channel,
+                       train::TrainOptions& options);
 
 }  // namespace penstock::cli

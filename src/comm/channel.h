@@ -36,6 +36,10 @@ struct LaneOptions {
   int32_t credits = 1;
 };
 
+// Edge of the control lanes on which rank 0 says what a cut is weighed by, before anything is set
+// up.
+inline constexpr int32_t kCutEdge = 4;
+
 // Bytes of message buffers that a rank holds for one end of a lane.
 int64_t LaneBufferBytes(const LaneOptions& options, bool receiving, bool across_processes);
 

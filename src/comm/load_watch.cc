@@ -10,7 +10,8 @@ namespace {
 constexpr double kBeatsPerDeadline = 5;
 constexpr double kNoWaitS = 1e-9;
 
-// Edges of control lanes, beside those of serving (0, 1) and of training (1000 and on).
+// Edges of control lanes, beside those of serving (0, 1), kCutEdge and those of training (1000 and
+// on).
 enum : int32_t { kBeatEdge = 2, kWordEdge };
 
 Lane LaneOf(int32_t edge, int32_t source, int32_t target) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cost/profile.h"
+#include "hw/engine.h"
 #include "model/cut_search.h"
 
 namespace penstock::cost {
@@ -11,8 +12,14 @@ constexpr double kTypicalPositions = 512;
 // Multiply-adds of a matrix product that take as long as one element of a norm, rotation or
 // activation.
 constexpr double kElementCost = 64;
-// Multiply-adds that take as long as sending or receiving a byte.
+// Multiply-adds that take as long as sending or receiving a byte, where nothing was measured.
 constexpr double kWorkPerByte = 4;
+// Rows of a step's product: sequences of a group while decoding, tokens of a micro-batch in
+// training.
+constexpr double kDecodeRows = 4;
+constexpr double kTrainRows = 512;
+// Outputs and inputs of the product that stands for all.
+constexpr double kProductSize = 2048;
 
 // Of the routed experts, the part that one row multiplies with.
 double ChosenShare(const model::Op& op) {
@@ -52,6 +59,24 @@ double PairWork(const model::LatentAttentionOp& a) {
                              (a.absorbed ? 2 * a.latent + a.rope : a.nope + a.rope + a.value_dim));
 }
 
+// Seconds of a further byte of a message over seconds of a multiply-add while all stages work.
+double WorkPerByte(const hw::Engine& engine, hw::Precision weights, double rows,
+                   bool across_processes) {
+  const hw::Curve& messages =
+      across_processes && !engine.mpi_message_s.empty() ? engine.mpi_message_s : engine.message_s;
+  if (messages.empty() || engine.products.empty()) {
+    return 0;
+  }
+  const double one = 4 * kProductSize * rows;  // bytes of one vector of each row
+  const double many = 16 * one;
+  const double byte_s = (messages.At(many) - messages.At(one)) / (many - one);
+  const double multiply_add_s =
+      engine.ProductSeconds(weights, kProductSize, kProductSize, rows).together_s /
+      (rows * kProductSize * kProductSize);
+  constexpr double kLeast = 1e-6;  // nothing to speak of; 0 would say that nobody measured
+  return multiply_add_s > 0 ? std::max(byte_s / multiply_add_s, kLeast) : 0;
+}
+
 }  // namespace
 
 std::vector<double> DecodeWork(const model::Graph& graph) {
@@ -82,8 +107,17 @@ std::vector<double> DecodeWork(const model::Graph& graph) {
   return times;
 }
 
-model::CutWeights DecodeCut(const model::Graph& graph) {
-  return {DecodeWork(graph), model::CrossingBytes(graph, 4), kWorkPerByte};
+model::CutWeights DecodeCut(const model::Graph& graph, double work_per_byte) {
+  return {DecodeWork(graph), model::CrossingBytes(graph, 4),
+          work_per_byte > 0 ? work_per_byte : kWorkPerByte};
+}
+
+double DecodeWorkPerByte(const hw::Engine& engine, hw::Precision weights, bool across_processes) {
+  return WorkPerByte(engine, weights, kDecodeRows, across_processes);
+}
+
+double TrainWorkPerByte(const hw::Engine& engine, bool across_processes) {
+  return WorkPerByte(engine, hw::Precision::kFp32, kTrainRows, across_processes) * 2 / 3;
 }
 
 double AttentionShare(const model::Graph& graph) {

@@ -1,5 +1,7 @@
 #include "model/cut.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <unordered_set>
 
@@ -19,20 +21,59 @@ StageId Partition::StageOf(LayerId layer) const {
   return StageId(static_cast<int32_t>(next - starts_.begin()) - 1);
 }
 
+std::vector<int64_t> NearestCut(int32_t layers, std::span<const int64_t> cut, int64_t stages) {
+  const int64_t last = layers - 1;
+  std::vector<int64_t> starts = {0};
+  for (const int64_t entry : cut) {
+    starts.push_back(std::clamp<int64_t>(entry, 1, last));
+  }
+  std::sort(starts.begin(), starts.end());
+  starts.push_back(layers);
+  const auto length = [&](size_t s) { return starts[s + 1] - starts[s]; };
+  while (stages > 0 && std::ssize(starts) - 1 < stages) {
+    size_t longest = 0;
+    for (size_t s = 1; s + 1 < starts.size(); ++s) {
+      longest = length(s) > length(longest) ? s : longest;
+    }
+    const int64_t middle =
+        std::clamp<int64_t>((starts[longest] + starts[longest + 1] + 1) / 2, 1, last);
+    starts.insert(starts.begin() + static_cast<std::ptrdiff_t>(longest) + 1, middle);
+  }
+  while (stages > 0 && std::ssize(starts) - 1 > stages) {
+    size_t shortest = 1;  // the start that goes
+    for (size_t s = 2; s + 1 < starts.size(); ++s) {
+      shortest = length(s - 1) + length(s) < length(shortest - 1) + length(shortest) ? s : shortest;
+    }
+    starts.erase(starts.begin() + static_cast<std::ptrdiff_t>(shortest));
+  }
+  return {starts.begin() + 1, starts.end() - 1};
+}
+
+std::string NearestCutText(int32_t layers, std::span<const int64_t> cut, int64_t stages) {
+  constexpr int64_t kReadable = 64;
+  if (layers < 2 || std::max(stages, std::ssize(cut)) > kReadable) {
+    return "";
+  }
+  const std::vector<int64_t> nearest = NearestCut(layers, cut, stages);
+  return nearest.empty() ? "; one stage needs no cut"
+                         : fmt::format("; the nearest legal cut is {}", fmt::join(nearest, ","));
+}
+
 Result<Partition> CutAt(int32_t layers, std::span<const int64_t> cut) {
   std::vector<int32_t> starts = {0};
   for (size_t i = 0; i < cut.size(); ++i) {
     if (cut[i] < 1 || cut[i] >= layers) {
       return MakeError(ErrorCode::kInvalidArgument,
                        "[model.cut] cut: entry {} is {}, wanted 1 to {} (layer 0 is the embedding, "
-                       "layer {} the head)",
-                       i + 1, cut[i], layers - 1, layers - 1);
+                       "layer {} the head){}",
+                       i + 1, cut[i], layers - 1, layers - 1, NearestCutText(layers, cut));
     }
     if (cut[i] < starts.back()) {
       return MakeError(ErrorCode::kInvalidArgument,
                        "[model.cut] cut: entry {} is {} after {}, wanted {} to {}: entries do not "
-                       "decrease (equal ones make an empty stage)",
-                       i + 1, cut[i], starts.back(), starts.back(), layers - 1);
+                       "decrease (equal ones make an empty stage){}",
+                       i + 1, cut[i], starts.back(), starts.back(), layers - 1,
+                       NearestCutText(layers, cut));
     }
     starts.push_back(static_cast<int32_t>(cut[i]));
   }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -45,8 +46,18 @@ class Partition {
 };
 
 // `--cut`: new stages start at these layers. Equal entries make empty stages; the first and the
-// last stage are never empty. Errors: kInvalidArgument (out of order, outside 1..layers-1).
+// last stage are never empty. Errors: kInvalidArgument (out of order, outside 1..layers-1), with
+// the nearest legal cut.
 Result<Partition> CutAt(int32_t layers, std::span<const int64_t> cut);
+
+// The legal cut that is nearest to `cut`: entries within 1..layers-1, in order; with `stages` above
+// 0 as many entries as make so many stages (the longest stage is halved until there are enough;
+// stages that are shortest together are joined while there are too many). REQUIRES: layers >= 2.
+// O(n log n + n x entries to add or drop).
+std::vector<int64_t> NearestCut(int32_t layers, std::span<const int64_t> cut, int64_t stages = 0);
+
+// "; the nearest legal cut is 3,5", for the ends of errors; "" for cuts too long to read.
+std::string NearestCutText(int32_t layers, std::span<const int64_t> cut, int64_t stages = 0);
 
 // `--stages` without a cut: the heaviest stage as light as can be, then the stages as equal as can
 // be (least sum of squares), then earlier stages the heavier. `weights` has one entry per layer.
@@ -119,19 +130,33 @@ struct Hop {
   std::vector<ValueId> naive;   // everything that crosses; between neighbours only
 };
 
+// What a rank has of values that cross boundaries at one moment, for one token of one micro-batch:
+// those it received or wrote that one of its stages has still to read or send.
+struct Held {
+  StageId stage;        // at one of its stages:
+  bool behind = false;  // when that has run and has nothing sent yet; else when it begins
+  std::vector<ValueId> values;
+};
+
+// What stays on a rank from one of its stages to its next.
+struct Kept {
+  StageId from_stage;
+  StageId to_stage;
+  std::vector<ValueId> values;  // ascending
+};
+
 struct HopPlan {
-  std::vector<Hop> hops;  // by (from_stage, to_stage); a stage and its successor on one rank: none
-  // Per rank: the most that it holds between stages for one token of one micro-batch, of values
-  // that cross boundaries: those it received, or wrote for later, until the last of its stages that
-  // reads or sends them.
-  std::vector<std::vector<ValueId>> held;
+  std::vector<Hop> hops;   // by (from_stage, to_stage); a stage and its successor on one rank: none
+  std::vector<Held> held;  // per rank: when it has most; an invalid stage where it never has any
+  std::vector<Kept> kept;  // for each stage and the next one on its rank, by from_stage
 };
 
 // Forward communication of training when stage s runs on rank_of[s]: each rank that reads a value
 // gets it once, from the stage that read it last (or made it), and keeps it while a later stage of
-// its own reads or sends it. The same messages as those of schedule::AddCommunication with
-// LongRoute::kNearest. Token ids are no part: every rank is given them. (Serving has one stage per
-// rank and hands everything that crosses a boundary on in the one message to the next stage.)
+// its own reads or sends it, whatever runs on the ranks between: no value is on a rank twice. (What
+// the backward pass saves comes on top.) The same messages as those of schedule::AddCommunication
+// with LongRoute::kNearest. Token ids are no part: every rank is given them. (Serving has one stage
+// per rank and hands everything that crosses a boundary on in the one message to the next stage.)
 // REQUIRES: one rank per stage, each below `ranks`.
 HopPlan PlanHops(const Graph& graph, const CutSets& cuts, const Partition& partition,
                  std::span<const RankId> rank_of, int32_t ranks, int64_t element_bytes);

@@ -241,7 +241,8 @@ std::vector<double> CrossingBytes(const Graph& graph, int64_t element_bytes) {
   for (int32_t b = 1; b < graph.num_layers(); ++b) {
     for (const ValueId id : cuts.Crossing(b)) {
       bytes[static_cast<size_t>(b)] +=
-          static_cast<double>(BytesPerToken(graph.value(id), element_bytes));
+          id == graph.tokens ? 0.0
+                             : static_cast<double>(BytesPerToken(graph.value(id), element_bytes));
     }
   }
   return bytes;

@@ -36,7 +36,7 @@ struct CutFigures {
 
 CutFigures FiguresOf(const CutWeights& weights, const Partition& partition);
 
-// Bytes that cross each boundary per token, activations with `element_bytes` each; 0 at both ends.
+// Bytes of activations of `element_bytes` each (no token ids) that cross each boundary; ends: 0.
 std::vector<double> CrossingBytes(const Graph& graph, int64_t element_bytes);
 
 // Whether stage `stage` may hold layers [first, end). Where it may, it may hold fewer.

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include <random>
+#include <set>
 
 namespace penstock::model {
 namespace {
@@ -154,6 +155,35 @@ TEST(Cut, MoreStagesThanUnitsAreRefusedUnlessEmptyOnesAreAllowed) {
   EXPECT_EQ(wide->num_stages(), 6);
   EXPECT_FALSE(wide->empty(StageId(0)));
   EXPECT_FALSE(wide->empty(StageId(5)));
+}
+
+TEST(Cut, ACutThatCannotBeIsToldTheNearestThatCan) {
+  using Cuts = std::vector<int64_t>;
+  EXPECT_EQ(NearestCut(6, Cuts{}), Cuts{});
+  EXPECT_EQ(NearestCut(6, Cuts{0, 9}), (Cuts{1, 5}));
+  EXPECT_EQ(NearestCut(6, Cuts{4, 2}), (Cuts{2, 4}));
+  EXPECT_EQ(NearestCut(6, Cuts{3}, 4), (Cuts{2, 3, 5}));
+  EXPECT_EQ(NearestCut(6, Cuts{1, 2, 4}, 2), (Cuts{4}));
+  EXPECT_EQ(NearestCut(2, Cuts{}, 4), (Cuts{1, 1, 1})) << "more stages than layers: empty ones";
+  EXPECT_EQ(NearestCut(6, Cuts{1, 2}, 1), Cuts{});
+  const auto refused = [](const Cuts& cut) { return CutAt(6, cut).error().message; };
+  EXPECT_NE(refused({2, 9}).find("the nearest legal cut is 2,5"), std::string::npos);
+  EXPECT_NE(refused({4, 2}).find("the nearest legal cut is 2,4"), std::string::npos);
+  EXPECT_EQ(refused(Cuts(100, 9)).find("nearest"), std::string::npos) << "nobody reads a hundred";
+  // Whatever is asked for, what is named is legal and has as many stages.
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto layers = static_cast<int32_t>(2 + random() % 8);
+    Cuts cut(random() % 6);
+    for (int64_t& entry : cut) {
+      entry = static_cast<int64_t>(random() % 20) - 5;
+    }
+    const auto stages = static_cast<int64_t>(random() % 8);
+    const Cuts nearest = NearestCut(layers, cut, stages);
+    EXPECT_TRUE(CutAt(layers, nearest).ok()) << seed;
+    EXPECT_EQ(std::ssize(nearest), stages == 0 ? std::ssize(cut) : stages - 1) << seed;
+    EXPECT_EQ(NearestCut(layers, nearest, stages), nearest) << "a legal one is its own nearest";
+  }
 }
 
 // The best bottleneck by trying every cut.
@@ -448,15 +478,102 @@ TEST(Cut, AValueThatStagesBetweenDoNotReadGoesStraight) {
   EXPECT_TRUE(plan.hops[1].naive.empty());
   EXPECT_EQ(plan.hops[2].values.size(), 1U) << "only the chain's";
   EXPECT_EQ(plan.hops[2].naive.size(), 2U);
-  EXPECT_EQ(plan.held[0].size(), 2U) << "the chain's and the skip's";
-  EXPECT_EQ(plan.held[1].size(), 1U) << "nothing of the skip";
+  EXPECT_EQ(plan.held[0].values.size(), 2U) << "the chain's and the skip's";
+  EXPECT_EQ(plan.held[1].values.size(), 1U) << "nothing of the skip";
   // An empty stage gets nothing and passes nothing on.
   const auto empty = CutAt(graph.num_layers(), std::vector<int64_t>{3, 3, 5}).value();
   const HopPlan around = PlanHops(graph, cuts, empty, Loop(4, 4), 4, 2);
   for (const Hop& hop : around.hops) {
     EXPECT_TRUE(hop.values.empty() || hop.to_stage != StageId(1));
   }
-  EXPECT_EQ(around.held[1].size(), 0U);
+  EXPECT_EQ(around.held[1].values.size(), 0U);
+  EXPECT_FALSE(around.held[1].stage.valid());
+}
+
+// Blocks of one layer, two stages on each of two ranks, one layer each: what a rank keeps between
+// its stages is what it had, not what the chain brings.
+TEST(Cut, ARankKeepsBetweenItsStagesWhatALaterOneOfThemReads) {
+  const Graph graph = DepthGraph(4, 1);
+  const CutSets cuts(graph);
+  const auto partition = CutAt(graph.num_layers(), std::vector<int64_t>{2, 3, 4}).value();
+  using List = std::vector<std::string>;
+  const HopPlan loop = PlanHops(graph, cuts, partition, Loop(4, 2), 2, 2);
+  ASSERT_EQ(loop.kept.size(), 2U);
+  EXPECT_EQ(loop.kept[0].from_stage, StageId(0));
+  EXPECT_EQ(loop.kept[0].to_stage, StageId(2));
+  EXPECT_EQ(Names(graph, loop.kept[0].values), (List{"embedding", "sum.0"}));
+  EXPECT_EQ(loop.kept[1].from_stage, StageId(1));
+  EXPECT_EQ(Names(graph, loop.kept[1].values), (List{"embedding", "sum.0", "sum.1"}));
+  // Stage 2 begins with all that crosses in front of it, each value once.
+  EXPECT_EQ(loop.held[0].stage, StageId(2));
+  EXPECT_FALSE(loop.held[0].behind);
+  EXPECT_EQ(Names(graph, loop.held[0].values), (List{"embedding", "sum.0", "sum.1"}));
+  EXPECT_EQ(loop.held[1].stage, StageId(3));
+  EXPECT_EQ(Names(graph, loop.held[1].values), (List{"embedding", "sum.0", "sum.1", "sum.2"}));
+  // A plain residual keeps nothing, and holds what came or goes.
+  const Graph plain = SkipGraph(4, None);
+  const HopPlan chain = PlanHops(plain, CutSets(plain), partition, Loop(4, 2), 2, 2);
+  ASSERT_EQ(chain.kept.size(), 2U);
+  for (const Kept& kept : chain.kept) {
+    EXPECT_TRUE(kept.values.empty());
+  }
+  for (const Held& held : chain.held) {
+    EXPECT_EQ(held.values.size(), 1U);
+  }
+  // On a V the middle rank goes from its first stage to its second at once: the chain's value
+  // stays.
+  const std::vector<RankId> v = {RankId(0), RankId(1), RankId(1), RankId(0)};
+  const HopPlan turn = PlanHops(plain, CutSets(plain), partition, v, 2, 2);
+  ASSERT_EQ(turn.kept.size(), 2U);
+  EXPECT_TRUE(turn.kept[0].values.empty());
+  EXPECT_EQ(turn.kept[1].from_stage, StageId(1));
+  EXPECT_EQ(turn.kept[1].values.size(), 1U);
+}
+
+// Whatever the graph and the placement: before a stage a rank has what it kept and what it was
+// sent, and nothing that it does not read or send again.
+TEST(Cut, WhatRanksHoldFollowsFromWhatTheyKeepAndReceive) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    std::mt19937_64 random(seed);
+    const int layers = 6 + static_cast<int>(random() % 6);
+    const Graph graph = SkipGraph(layers, [&](int i) {
+      std::vector<int> sources;
+      for (int source = -1; source < i - 1; ++source) {
+        if (random() % 3 == 0) {
+          sources.push_back(source);
+        }
+      }
+      return sources;
+    });
+    const int stages = 6;
+    const auto partition = CutBalanced(LayerCountWeights(graph), stages).value();
+    const int ranks = 2 + static_cast<int>(seed % 2);
+    const std::vector<RankId> rank_of = Loop(stages, ranks);
+    const HopPlan plan = PlanHops(graph, CutSets(graph), partition, rank_of, ranks, 2);
+    ASSERT_EQ(plan.kept.size(), static_cast<size_t>(stages - ranks));
+    std::vector<size_t> most(static_cast<size_t>(ranks), 0);
+    for (int32_t s = 0; s < stages; ++s) {
+      const auto r = static_cast<size_t>(rank_of[static_cast<size_t>(s)].value());
+      std::set<ValueId> have;
+      for (const Kept& kept : plan.kept) {
+        if (kept.to_stage == StageId(s)) {
+          have.insert(kept.values.begin(), kept.values.end());
+        }
+      }
+      for (const Hop& hop : plan.hops) {
+        if (hop.to_stage == StageId(s)) {
+          for (const ValueId id : hop.values) {
+            EXPECT_TRUE(have.insert(id).second) << seed << ": a value twice on a rank";
+          }
+        }
+      }
+      most[r] = std::max(most[r], have.size());
+      EXPECT_LE(have.size(), plan.held[r].values.size()) << seed;
+    }
+    for (size_t r = 0; r < most.size(); ++r) {
+      EXPECT_TRUE(plan.held[r].behind || plan.held[r].values.size() == most[r]) << seed;
+    }
+  }
 }
 
 TEST(Cut, NeighboursOnOneRankHaveNoHop) {

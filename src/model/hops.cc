@@ -31,10 +31,9 @@ class HopPlanner {
         partition_(partition),
         rank_of_(rank_of),
         element_bytes_(element_bytes),
-        in_(rank_of.size(), 0),
-        out_(rank_of.size(), 0),
-        in_values_(rank_of.size()),
-        out_values_(rank_of.size()) {
+        in_(rank_of.size()),
+        out_(rank_of.size()),
+        kept_(rank_of.size()) {
     for (int32_t s = 1; s < partition.num_stages(); ++s) {
       if (Rank(s - 1) != Rank(s)) {
         Hop& hop = HopBetween(s - 1, s);
@@ -60,18 +59,22 @@ class HopPlanner {
     }
     plan.held.resize(static_cast<size_t>(ranks));
     std::vector<int64_t> most(plan.held.size(), 0);
+    std::vector<int32_t> before(plan.held.size(), -1);  // the rank's stage before
     for (int32_t s = 0; s < partition_.num_stages(); ++s) {
       const auto r = static_cast<size_t>(Rank(s).value());
-      const auto i = static_cast<size_t>(s);
-      if (in_[i] > most[r]) {
-        most[r] = in_[i];
-        plan.held[r] = std::move(in_values_[i]);
+      if (before[r] >= 0) {
+        plan.kept.push_back({StageId(before[r]), StageId(s), kept_[static_cast<size_t>(s)]});
       }
-      if (out_[i] > most[r]) {
-        most[r] = out_[i];
-        plan.held[r] = std::move(out_values_[i]);
+      before[r] = s;
+      for (const bool behind : {false, true}) {
+        Moment& moment = (behind ? out_ : in_)[static_cast<size_t>(s)];
+        if (moment.bytes > most[r]) {
+          most[r] = moment.bytes;
+          plan.held[r] = {StageId(s), behind, std::move(moment.values)};
+        }
       }
     }
+    std::ranges::sort(plan.kept, {}, &Kept::from_stage);
     return plan;
   }
 
@@ -118,13 +121,16 @@ class HopPlanner {
           continue;
         }
         const auto i = static_cast<size_t>(s);
+        if (s > stay.first) {
+          kept_[i].push_back(id);
+        }
         if (s > stay.first || !stay.made) {
-          in_[i] += bytes;
-          in_values_[i].push_back(id);
+          in_[i].bytes += bytes;
+          in_[i].values.push_back(id);
         }
         if (s < stay.last_read || s <= stay.last_sent) {
-          out_[i] += bytes;
-          out_values_[i].push_back(id);
+          out_[i].bytes += bytes;
+          out_[i].values.push_back(id);
         }
       }
     }
@@ -135,9 +141,14 @@ class HopPlanner {
   std::span<const RankId> rank_of_;
   int64_t element_bytes_;
   std::map<std::pair<int32_t, int32_t>, Hop> hops_;
-  // Held when a stage begins and when it has ended.
-  std::vector<int64_t> in_, out_;
-  std::vector<std::vector<ValueId>> in_values_, out_values_;
+
+  struct Moment {
+    int64_t bytes = 0;
+    std::vector<ValueId> values;
+  };
+
+  std::vector<Moment> in_, out_;            // by stage: when it begins, and when it has ended
+  std::vector<std::vector<ValueId>> kept_;  // by stage: from earlier stages of its rank
 };
 
 }  // namespace

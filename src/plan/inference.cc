@@ -404,7 +404,13 @@ std::string InferencePricer::Impl::Arrivals(Plan& plan, double most) {
 // As the engine lays out a run: stages by decode work, as many groups as stages, its own chunks.
 void InferencePricer::Impl::EngineLayout(Layout& layout, double sequences) const {
   if (layout.cut.empty()) {
-    const Result<model::Partition> cut = model::CutBalanced(context.model->decode_cut, layout.pp);
+    model::CutWeights weights = context.model->decode_cut;
+    if (const double measured = cost::DecodeWorkPerByte(
+            *context.system->engine, layout.formats().weights, context.across_processes);
+        measured > 0) {
+      weights.work_per_byte = measured;
+    }
+    const Result<model::Partition> cut = model::CutBalanced(weights, layout.pp);
     PENSTOCK_CHECK(cut.ok(), "a layout has no more stages than the model has layers");
     for (int32_t s = 0; s < cut.value().num_stages(); ++s) {
       layout.cut.push_back(cut.value().end_layer(StageId(s)) - cut.value().first_layer(StageId(s)));

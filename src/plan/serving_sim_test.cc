@@ -167,6 +167,24 @@ TEST(EngineTrainingCosts, EachStageHasItsLayersAndTheGradientsTakeAsLongAsThePro
   EXPECT_NEAR(costs.link.latency_s, 1e-5, 1e-9);
 }
 
+TEST(CutByEngine, AByteWeighsWhatItTakesInMultiplyAdds) {
+  hw::Engine engine = Machine(2);
+  engine.message_s = Line(1e-5, 1e-9);
+  const auto weight = [&](bool processes) {
+    return cost::DecodeWorkPerByte(engine, hw::Precision::kBf16, processes);
+  };
+  // 4 rows of a product of 1e6 weights: 1e-5 s and 3 times 1e-6 s.
+  EXPECT_NEAR(weight(false), 1e-9 / (1.3e-5 / 4e6), 1e-3);
+  EXPECT_EQ(weight(true), weight(false)) << "processes were not measured";
+  engine.mpi_message_s = Line(1e-5, 3e-9);
+  EXPECT_NEAR(weight(true), 3 * weight(false), 1e-3);
+  // 512 rows; forward and backward multiply three times, and send a value and its gradient.
+  EXPECT_NEAR(cost::TrainWorkPerByte(engine, false), 1e-9 / (5.21e-4 / 512e6) * 2 / 3, 1e-5);
+  engine.message_s = Line(1e-5, 0);
+  EXPECT_GT(weight(false), 0) << "measured, and next to nothing";
+  EXPECT_EQ(cost::DecodeWorkPerByte(hw::Engine(), hw::Precision::kBf16, false), 0);
+}
+
 TEST(ServingSim, AnEngineReadsBackAsItWasWritten) {
   hw::Engine engine = Machine(2);
   engine.operation = {1e-6, 2e-6};

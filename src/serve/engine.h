@@ -49,6 +49,9 @@ class Engine {
   // Per stage.
   int threads() const { return options_.threads; }
 
+  // What the cut was weighed with: the calibrated file, or "".
+  const std::string& links_from() const { return options_.links_from; }
+
   bool across_processes() const { return channels_[0]->across_processes(); }
 
   // Gives the sequence's number. `room`: positions to set pages aside for (a conversation), 0: what

@@ -27,7 +27,7 @@ Result<model::Partition> Cut(const model::Graph& graph, const RunOptions& option
                      "head), wanted 1 to {}",
                      stages, graph.num_layers(), graph.num_layers() - 2, graph.num_layers());
   }
-  return model::CutBalanced(cost::DecodeCut(graph), stages);
+  return model::CutBalanced(cost::DecodeCut(graph, options.work_per_byte), stages);
 }
 
 runtime::StateSpec StateFor(const model::Graph& graph, const RunOptions& options,
@@ -128,9 +128,10 @@ Result<RunSetup> MakeRunSetup(const ModelBundle& bundle, const RunOptions& optio
   if (!options.cut.empty() && options.stages > 0 && options.stages != stages) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "[serve.setup] --stages {} and --cut with {} (which makes {}) "
-                     "contradict each other",
+                     "contradict each other{}",
                      options.stages, Counted(options.cut.size(), "entry", "entries"),
-                     Counted(stages, "stage"));
+                     Counted(stages, "stage"),
+                     model::NearestCutText(graph.num_layers(), options.cut, options.stages));
   }
   PENSTOCK_TRY_ASSIGN(setup.partition, Cut(graph, options, stages));
   PENSTOCK_TRY_ASSIGN(setup.context, ContextOf(bundle.model.config, options.context));

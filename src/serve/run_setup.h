@@ -42,7 +42,9 @@ struct RunOptions {
   int64_t prefill_chunk = 0;     // 0: chosen
   int64_t memory_bytes = 0;      // per rank; 0: what the machine has, divided by the ranks on it
   double deadline_s = 30;
-  bool keep_trace = false;  // record slices, not only sums
+  bool keep_trace = false;   // record slices, not only sums
+  double work_per_byte = 0;  // what crosses a boundary against work (cost::DecodeCut), for the cut
+  std::string links_from;    // the file that this is from; empty: nothing was measured
 };
 
 // What the requests need; only the rank that has them knows.

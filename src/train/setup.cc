@@ -23,7 +23,7 @@ namespace {
 // Multiply-adds that take as long as one element of a norm, rotation or activation.
 constexpr double kElementCost = 64;
 // Multiply-adds of a forward product that take as long as sending a byte of a value and, later, of
-// its gradient: the backward pass multiplies twice as much.
+// its gradient, where nothing was measured: the backward pass multiplies twice as much.
 constexpr double kWorkPerByte = 16;
 // Sets of shapes whose memory is worked out one by one; more are covered by the largest
 // micro-batch.
@@ -89,9 +89,10 @@ Result<> CutModel(TrainSetup& setup) {
   if (!pipeline.cut.empty()) {
     if (static_cast<int64_t>(pipeline.cut.size()) + 1 != stages) {
       return MakeError(ErrorCode::kInvalidArgument,
-                       "[train.setup] pipeline.cut has {}, wanted {}: {} has {}",
+                       "[train.setup] pipeline.cut has {}, wanted {}: {} has {}{}",
                        Counted(pipeline.cut.size(), "entry", "entries"), stages - 1,
-                       setup.compute.name, Counted(stages, "stage"));
+                       setup.compute.name, Counted(stages, "stage"),
+                       model::NearestCutText(graph.num_layers(), pipeline.cut, stages));
     }
     PENSTOCK_TRY_ASSIGN(setup.partition, model::CutAt(graph.num_layers(), pipeline.cut));
     return {};
@@ -103,8 +104,8 @@ Result<> CutModel(TrainSetup& setup) {
                      pipeline.stages, graph.num_layers(), graph.num_layers() - 2,
                      graph.num_layers());
   }
-  const model::CutWeights weights = {TrainLayerWeights(graph, setup.config.data.sequence_tokens),
-                                     model::CrossingBytes(graph, 4), kWorkPerByte};
+  const model::CutWeights weights =
+      TrainCut(graph, setup.config.data.sequence_tokens, setup.options.work_per_byte);
   PENSTOCK_TRY_ASSIGN(setup.partition, model::CutBalanced(weights, stages, true));
   return {};
 }
@@ -312,6 +313,12 @@ std::vector<double> TrainLayerWeights(const model::Graph& graph, int64_t sequenc
         kElementCost * static_cast<double>(logits.width);
   }
   return times;
+}
+
+model::CutWeights TrainCut(const model::Graph& graph, int64_t sequence_tokens,
+                           double work_per_byte) {
+  return {TrainLayerWeights(graph, sequence_tokens), model::CrossingBytes(graph, 4),
+          work_per_byte > 0 ? work_per_byte : kWorkPerByte};
 }
 
 Result<schedule::Schedule> ComputeSchedule(const PipelineSection& pipeline) {

@@ -13,7 +13,7 @@
 #include "base/json.h"
 #include "kernels/training.h"
 #include "model/config.h"
-#include "model/cut.h"
+#include "model/cut_search.h"
 #include "runtime/train_rank.h"
 #include "schedule/schedule.h"
 #include "train/config.h"
@@ -33,6 +33,8 @@ struct TrainOptions {
   bool evaluate = false;  // forward only: no gradients, no optimizer
   bool across_processes = false;
   int32_t ranks_on_machine = 1;
+  double work_per_byte = 0;  // as TrainCut takes it
+  std::string links_from;    // the file that this is from; empty: nothing was measured
 };
 
 struct TrainSetup {
@@ -94,6 +96,12 @@ Result<> OpenModelOf(const TrainConfig& config, TrainSetup& setup);
 // Layers' relative times in training, for the cut: multiply-adds of forward and backward at this
 // sequence length, and the elements that everything else touches.
 std::vector<double> TrainLayerWeights(const model::Graph& graph, int64_t sequence_tokens);
+
+// What a cut is weighed by in training: these times, and what crosses each boundary in float32, a
+// byte as much as `work_per_byte` multiply-adds of the forward pass (cost::TrainWorkPerByte); 0: as
+// on common machines.
+model::CutWeights TrainCut(const model::Graph& graph, int64_t sequence_tokens,
+                           double work_per_byte = 0);
 
 // The schedule of a configuration, compute-only, checked to have p ranks and m micro-batches.
 Result<schedule::Schedule> ComputeSchedule(const PipelineSection& pipeline);

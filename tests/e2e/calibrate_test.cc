@@ -96,6 +96,67 @@ TEST_F(Calibrated, RunAndBenchPrintPlannedBesideMeasured) {
   EXPECT_NE(without["planned"]["why"].get<std::string>().find("calibrate"), std::string::npos);
 }
 
+// Where each stage starts.
+std::vector<int64_t> StartsOf(const Json& stages) {
+  std::vector<int64_t> starts;
+  for (const Json& stage : stages) {
+    starts.push_back(stage["first_layer"].get<int64_t>());
+  }
+  return starts;
+}
+
+// Attention residuals: the deeper the boundary, the more crosses.
+TEST_F(Calibrated, CutsWeighWhatCrossesWithItsLinks) {
+  const std::string model =
+      std::string(PENSTOCK_SOURCE_DIR) + "/tests/golden/models/arch-attnres-block";
+  const Words nowhere = {"PENSTOCK_SYSTEM=/nowhere/system.toml"};
+  const Words inspect = {"inspect", model, "--stages", "2", "--json"};
+  const Words run = {"run", "-m",       model, "--tokens",  "1,2,3", "-n",
+                     "2",   "--stages", "2",   "--threads", "1",     "--json"};
+  const Words train = {"train",
+                       PENSTOCK_SOURCE_DIR "/configs/train/tiny-attnres.toml",
+                       "--json",
+                       "--threads",
+                       "1",
+                       "--set",
+                       "train.steps=1",
+                       "pipeline.stages=2",
+                       "pipeline.micro_batches=2",
+                       "pipeline.micro_batch=1",
+                       "data.sequence_tokens=16",
+                       "data.path=" PENSTOCK_SOURCE_DIR "/LICENSE",
+                       "train.checkpoint_every=0",
+                       "train.folder=" + folder_.path() + "/run",
+                       "train.log=" + folder_.path() + "/log"};
+  for (const Words& command : {inspect, run, train}) {
+    const Json common = JsonOf(RunPenstock(command, "", nowhere));
+    EXPECT_TRUE(common["cut_links"].is_null()) << command[0];
+    const Json calibrated = JsonOf(RunPenstock(command, "", Environment()));
+    EXPECT_EQ(calibrated["cut_links"], file_) << command[0];
+    EXPECT_EQ(StartsOf(calibrated["stages"]).size(), 2U);
+  }
+  // Links that take a second per kilobyte: everything is done to send less.
+  std::string text = ReadFile(file_).value();
+  for (const char* key : {"\nmessage_s = ", "\nmpi_message_s = "}) {
+    const size_t at = text.find(key);
+    ASSERT_NE(at, std::string::npos);
+    text.replace(at, text.find('\n', at + 1) - at,
+                 std::string(key) + "[[1, 1e-5], [1000, 1.0], [4000000, 4000.0]]");
+  }
+  ASSERT_TRUE(WriteFileAtomically(file_, text).ok());
+  for (const Words& command : {inspect, run, train}) {
+    const auto common = StartsOf(JsonOf(RunPenstock(command, "", nowhere))["stages"]);
+    const auto slow = StartsOf(JsonOf(RunPenstock(command, "", Environment()))["stages"]);
+    EXPECT_GT(common[1], 1) << command[0];
+    EXPECT_EQ(slow[1], 1) << command[0] << ": behind the embedding, where one vector crosses";
+  }
+  // plan cuts as run does.
+  const Json plan = JsonOf(RunPenstock({"plan", "--model", model, "--system", file_, "--devices",
+                                        "2", "--fix", "pp=2,tp=1,dp=1", "--json"}));
+  ASSERT_FALSE(plan["plans"].empty());
+  EXPECT_EQ(plan["plans"][0]["layers_per_stage"], Json({0, 5}));
+}
+
 TEST_F(Calibrated, PlannedMemoryIsThatOfRun) {
   for (const std::string name : {"llama3", "gemma3", "qwen3_moe", "qwen2-window"}) {
     for (const int stages : {1, 2, 3}) {

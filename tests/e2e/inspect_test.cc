@@ -148,8 +148,64 @@ TEST(Inspect, ChunksShowWhatEachHopCarries) {
   EXPECT_EQ(loop["hops"][1]["bytes_per_token"], 2 * 576);
   EXPECT_EQ(loop["hops"][1]["naive_bytes_per_token"], 2 * 576);
   EXPECT_EQ(loop["held_bytes_per_token"], Json({2 * 576, 2 * 576}));
+  for (const Json& rank : loop["ranks"]) {
+    EXPECT_EQ(rank["kept_bytes_per_token"], 0) << "a plain residual keeps nothing for later";
+    EXPECT_EQ(rank["kept"].size(), 2U);
+  }
   const Json v = Inspect({"smollm2-135m", "--stages", "6", "--chunks", "2", "--placement", "v"});
   EXPECT_EQ(v["hops"].size(), 4U) << "the turn stays on its rank";
+}
+
+// Eight stages of one layer and block each: rank r of four has blocks 1 to r + 1 when its first
+// stage is done, and everything in front of its second stage when that begins.
+TEST(Inspect, RanksSayWhatTheyHoldAndWhatTheyKeepBetweenTheirStages) {
+  const testing::TemporaryFolder folder;
+  Json config = ReadJsonFile(PENSTOCK_SOURCE_DIR "/configs/models/llama-3.1-8b.json").value();
+  config["num_hidden_layers"] = 8;
+  config["attention_residuals"] = {{"residual", "block"}, {"block_size", 2}};
+  const std::string path = folder.path() + "/model.json";
+  std::ofstream(path) << DumpJson(config);
+  const Json loop = Inspect({path, "--stages", "8", "--chunks", "2", "--balance", "layers"});
+  for (int r = 0; r < 4; ++r) {
+    const Json& rank = loop["ranks"][static_cast<size_t>(r)];
+    EXPECT_EQ(rank["stages"], Json({r, r + 4}));
+    EXPECT_EQ(rank["held_bytes_per_token"], (r + 5) * 8192);
+    EXPECT_EQ(rank["held_at"], Json({{"stage", r + 4}, {"when", "before"}}));
+    ASSERT_EQ(rank["kept"].size(), 1U);
+    EXPECT_EQ(rank["kept"][0]["from_stage"], r);
+    EXPECT_EQ(rank["kept"][0]["to_stage"], r + 4);
+    EXPECT_EQ(rank["kept"][0]["values"].size(), static_cast<size_t>(r + 2));
+    EXPECT_EQ(rank["kept_bytes_per_token"], (r + 2) * 8192);
+    // It begins its second stage with what it kept and what it is sent.
+    const Json& hop = loop["hops"][static_cast<size_t>(r + 3)];
+    EXPECT_EQ(hop["to_stage"], r + 4);
+    EXPECT_EQ(rank["kept_bytes_per_token"].get<int>() + hop["bytes_per_token"].get<int>(),
+              rank["held_bytes_per_token"].get<int>());
+  }
+  const Finished text =
+      RunPenstock({"inspect", path, "--stages", "8", "--chunks", "2", "--balance", "layers"});
+  EXPECT_NE(text.out.find("kept to the next stage"), std::string::npos) << text.out;
+  EXPECT_NE(text.out.find("before stage 4"), std::string::npos) << text.out;
+}
+
+// Heads and layers that only training has.
+TEST(Inspect, TrainingIsCutWithItsFurtherHeads) {
+  const testing::TemporaryFolder folder;
+  Json config = ReadJsonFile(PENSTOCK_SOURCE_DIR "/configs/models/llama-3.1-8b.json").value();
+  config["num_nextn_predict_layers"] = 2;
+  config["early_exits"] = {{"layers", {8}}, {"head", "own"}};
+  const std::string path = folder.path() + "/model.json";
+  std::ofstream(path) << DumpJson(config);
+  const Json run = Inspect({path, "--stages", "4"});
+  const Json train = Inspect({path, "--stages", "4", "--training"});
+  EXPECT_EQ(run["boundaries"].size(), 33U);
+  EXPECT_EQ(train["boundaries"].size(), 35U);
+  // The last layer's output and the first further layer's go to the head.
+  EXPECT_EQ(train["boundaries"][33]["values"].size(), 2U);
+  EXPECT_GT(train["parameters"].get<int64_t>(),
+            run["parameters"].get<int64_t>() + int64_t{4096} * 128256);
+  EXPECT_EQ(run["stages"][3]["last_layer"], 33);
+  EXPECT_EQ(train["stages"][3]["last_layer"], 35);
 }
 
 TEST(Inspect, CutsSayWhatCrossesAndWhereLessWould) {
@@ -203,7 +259,10 @@ TEST(Inspect, MistakesExitWithTwoAndSayWhatIsLegal) {
       {{"smollm2-135m", "--stages", "0"}, "wanted 1 to 32"},
       {{"smollm2-135m", "--stages", "x"}, "--stages"},
       {{"smollm2-135m", "--cut", "20,10"}, "wanted 20 to 31"},
+      {{"smollm2-135m", "--cut", "20,10"}, "the nearest legal cut is 10,20"},
       {{"smollm2-135m", "--cut", "0"}, "wanted 1 to 31"},
+      {{"smollm2-135m", "--cut", "3,40"}, "the nearest legal cut is 3,31"},
+      {{"smollm2-135m", "--stages", "4", "--cut", "10,20"}, "the nearest legal cut is 10,20,26"},
       {{"smollm2-135m", "--cut", "10,"}, "commas"},
       {{"smollm2-135m", "--stages", "2", "--cut", "10,20"}, "--cut"},
       {{"smollm2-135m", "--stages", "4", "--chunks", "3"}, "--chunks"},
