@@ -18,6 +18,7 @@
 #include "schedule/passes.h"
 #include "schedule/registry.h"
 #include "sim/hops.h"
+#include "support/process.h"
 #include "support/training_runs.h"
 #include "weights/safetensors.h"
 
@@ -307,29 +308,65 @@ TEST_P(Architecture, AnyWayOfLongValuesGivesTheBitsOfOneStage) {
   }
 }
 
-// The bound for blocks that end with the stages: P ranks, V chunks each, N blocks per chunk send
-// [P (P - 1) / 2 + (V - 1) P (P - 1)] N vectors, and the embedding goes to each other rank once
-// (the running sums are empty there).
+// A schedule that was lowered for a plain model has no place for the others' values.
+TEST(ArchitectureEdges, ALoweredScheduleWithoutThemIsRefusedWithTheirList) {
+  const auto model = OpenTrainModel(kModels + "arch-attnres-block");
+  ASSERT_TRUE(model.ok());
+  const auto partition = model::CutAt(model->graph.num_layers(), std::vector<int64_t>{2, 3, 4});
+  const auto lowered = schedule::AddCommunication(schedule::Generate("1f1b", {4, 2, 0, 0}).value());
+  ASSERT_TRUE(partition.ok() && lowered.ok());
+  const auto refused = runtime::PrepareTrainSchedule(lowered.value(), model->graph,
+                                                     partition.value(), {.optimizer = false});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code, ErrorCode::kInvalidSchedule);
+  EXPECT_NE(refused.error().message.find(
+                "1f1b is lowered without 'embedding' 0 -> 1 2 3, 'block/1' 1 -> 2 3"),
+            std::string::npos)
+      << refused.error().message;
+}
+
+// Attention residuals whose blocks are the stages' layers, one block per stage.
+Json BlocksPerStage(int32_t stages) {
+  Json config = ParseJson(R"({"model_type":"llama","hidden_size":16,"intermediate_size":16,
+      "num_attention_heads":1,"vocab_size":32,
+      "attention_residuals":{"residual":"block","block_size":2}})",
+                          "test")
+                    .value();
+  config["num_hidden_layers"] = stages;
+  return config;
+}
+
+// Vectors per token by the bound: P ranks, V chunks each, one block per chunk send
+// P (P - 1) / 2 + (V - 1) P (P - 1) blocks, and the embedding goes to each other rank once (running
+// sums are empty there). The same for loops and for a V.
+int64_t TightBound(int64_t ranks, int64_t chunks) {
+  return ranks * (ranks - 1) / 2 + (chunks - 1) * ranks * (ranks - 1) + ranks - 1;
+}
+
+std::vector<int64_t> OneLayerPerStage(int32_t stages) {
+  std::vector<int64_t> cut;
+  for (int32_t s = 1; s < stages; ++s) {
+    cut.push_back(s + 1);
+  }
+  return cut;
+}
+
 TEST(ArchitectureBytes, AttentionResidualsSendTheTightBound) {
-  constexpr int64_t kWidth = 16;
   for (const int32_t ranks : {2, 3, 4, 8}) {
-    for (const int32_t chunks : {1, 2, 4}) {
-      const int32_t layers = ranks * chunks;
-      Json config = ParseJson(R"({"model_type":"llama","hidden_size":16,"intermediate_size":16,
-          "num_attention_heads":1,"vocab_size":32,
-          "attention_residuals":{"residual":"block","block_size":2}})",
-                              "test")
-                        .value();
-      config["num_hidden_layers"] = layers;
-      const auto built = model::BuildModel(config, "test");
+    for (const char* name : {"1f1b", "interleaved-1f1b 2", "interleaved-1f1b 4", "zb-v"}) {
+      const std::string text = name;
+      const int32_t chunks = text == "1f1b" ? 1 : text.ends_with("4") ? 4 : 2;
+      const int32_t stages = ranks * chunks;
+      const auto made =
+          schedule::Generate(text.substr(0, text.find(' ')), {ranks, ranks, chunks, 0});
+      ASSERT_TRUE(made.ok()) << made.error().message;
+      const auto built = model::BuildModel(BlocksPerStage(stages), "test");
       ASSERT_TRUE(built.ok()) << built.error().message;
-      std::vector<int64_t> cut;
-      std::vector<RankId> rank_of = {RankId(0)};
-      for (int32_t s = 1; s < layers; ++s) {
-        cut.push_back(s + 1);
-        rank_of.emplace_back(s % ranks);
+      std::vector<RankId> rank_of;
+      for (int32_t s = 0; s < stages; ++s) {
+        rank_of.push_back(made->placement.RankOf(StageId(s), 0));
       }
-      const auto partition = model::CutAt(layers + 2, cut);
+      const auto partition = model::CutAt(stages + 2, OneLayerPerStage(stages));
       ASSERT_TRUE(partition.ok());
       const model::HopPlan plan = model::PlanHops(built->graph, model::CutSets(built->graph),
                                                   partition.value(), rank_of, ranks, 2);
@@ -339,9 +376,42 @@ TEST(ArchitectureBytes, AttentionResidualsSendTheTightBound) {
           bytes += model::BytesPerToken(built->graph.value(id), 2);
         }
       }
-      const int64_t blocks = ranks * (ranks - 1) / 2 + (chunks - 1) * ranks * (ranks - 1);
-      EXPECT_EQ(bytes, (blocks + ranks - 1) * kWidth * 2) << ranks << " x " << chunks;
+      EXPECT_EQ(bytes, TightBound(ranks, chunks) * 16 * 2) << ranks << " " << name;
+      EXPECT_EQ(SimulatedBytes(built->graph, partition.value(), made.value()).first, 2 * bytes)
+          << "float32, in training";
     }
+  }
+}
+
+// What was sent, counted in the trace of a step.
+TEST(ArchitectureBytes, MeasuredBytesAreTheTightBoundForLoopsAndForAV) {
+  TemporaryFolder folder;
+  for (const auto& [name, ranks, chunks] : {std::tuple{"1f1b", 3, 1},
+                                            {"interleaved-1f1b", 2, 2},
+                                            {"interleaved-1f1b", 2, 3},
+                                            {"interleaved-1f1b", 4, 2},
+                                            {"zb-v", 2, 2},
+                                            {"zb-v", 4, 2}}) {
+    const int32_t stages = ranks * chunks;
+    const std::string path = folder.path() + "/" + std::to_string(stages);
+    ASSERT_TRUE(WriteRandomModel(path, BlocksPerStage(stages), 5).ok());
+    const auto model = OpenTrainModel(path);
+    ASSERT_TRUE(model.ok()) << model.error().message;
+    TrainCase test;
+    test.schedule = name;
+    test.ranks = ranks;
+    test.chunks = name == std::string("zb-v") ? 0 : chunks;
+    test.micro_batches = 4;
+    test.cut = OneLayerPerStage(stages);
+    test.keep_trace = true;
+    const auto batches = RandomBatches(4, 32, 9, 7);
+    int64_t rows = 0;
+    for (const runtime::MicroBatchData& batch : batches) {
+      rows += batch.rows();
+    }
+    const auto got = RunTrainCase(model.value(), test, batches);
+    ASSERT_TRUE(got.ok()) << test.Text() << ": " << got.error().message;
+    EXPECT_EQ(ForwardBytes(got.value()), TightBound(ranks, chunks) * 16 * 4 * rows) << test.Text();
   }
 }
 

@@ -7,7 +7,9 @@
 #include "base/rng.h"
 #include "model/config.h"
 #include "model/cut.h"
+#include "model/inventory.h"
 #include "schedule/registry.h"
+#include "support/model_maker.h"
 
 namespace penstock::testing {
 
@@ -18,6 +20,27 @@ Result<TrainModel> OpenTrainModel(const std::string& path) {
                       model::BuildModel(opened.files->config(), path, model::GraphUse::kTrain));
   opened.graph = std::move(built.graph);
   return opened;
+}
+
+Result<> WriteRandomModel(const std::string& folder, const Json& config, uint64_t seed) {
+  PENSTOCK_TRY_ASSIGN(const model::Model built,
+                      model::BuildModel(config, folder, model::GraphUse::kTrain));
+  TensorMap tensors;
+  uint32_t index = 0;
+  for (const model::WeightTensor& tensor : built.graph.tensors) {
+    PlainTensor& plain = tensors[tensor.name];
+    plain.shape = tensor.shape;
+    const float middle = tensor.name.ends_with("norm.weight") ? 0.8F : 0.0F;
+    const int64_t elements = model::Elements(tensor);
+    for (int64_t i = 0; i < elements; ++i) {
+      const auto words = Philox({static_cast<uint32_t>(i), index, 0, 0}, seed);
+      plain.values.push_back(middle +
+                             0.4F * (static_cast<float>(words[0] >> 8) / 16777216.0F - 0.5F));
+    }
+    ++index;
+  }
+  WriteModel(folder, config, tensors);
+  return {};
 }
 
 std::string TrainCase::Text() const {

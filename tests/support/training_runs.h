@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/json_reader.h"
 #include "base/result.h"
 #include "runtime/gradient_run.h"
 #include "schedule/schedule.h"
@@ -20,6 +21,10 @@ struct TrainModel {
 };
 
 Result<TrainModel> OpenTrainModel(const std::string& path);
+
+// Writes a folder with this config.json and random weights for all that its training graph uses;
+// the same for the same seed.
+Result<> WriteRandomModel(const std::string& folder, const Json& config, uint64_t seed);
 
 struct TrainCase {
   std::string schedule = "gpipe";
