@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
-#include "base/config_path.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/units.h"
 #include "cli/engine_planning.h"
+#include "cli/inspected_model.h"
 #include "cli/verb.h"
 #include "cli/verbs.h"
 #include "cost/profile.h"
@@ -36,7 +36,7 @@ namespace {
 using model::Graph;
 
 // Activations and state are counted at 16 bits a value.
-constexpr int64_t kElementBytes = 2;
+constexpr int64_t kElementBytes = kInspectedElementBytes;
 // Context at which `--balance` weighs attention and state.
 constexpr int64_t kBalanceContext = 4096;
 
@@ -50,61 +50,6 @@ struct Flags {
   std::string placement;
   bool training = false;
 };
-
-struct Inspected {
-  std::string name;
-  model::Model model;
-  std::vector<int64_t> tensor_bytes;          // by tensor id
-  std::string stored;                         // "as stored", "at 16 bits"
-  hw::Precision held = hw::Precision::kBf16;  // by an engine that runs it
-};
-
-// Ends in .gguf or .json, or is a folder: a path; else a name of configs/models.
-bool LooksLikePath(const std::string& text) {
-  return FileExists(text) || IsFolder(text) || text.find('/') != std::string::npos ||
-         text.ends_with(".gguf") || text.ends_with(".json");
-}
-
-Result<Inspected> FromConfig(const std::string& path, model::GraphUse use) {
-  PENSTOCK_TRY_ASSIGN(const Json config, ReadJsonFile(path));
-  PENSTOCK_TRY_ASSIGN(model::Model built, model::BuildModel(config, path, use));
-  Inspected out{path, std::move(built), {}, "at 16 bits"};
-  for (const model::WeightTensor& tensor : out.model.graph.tensors) {
-    out.tensor_bytes.push_back(model::Elements(tensor) * kElementBytes);
-  }
-  return out;
-}
-
-Result<Inspected> FromFiles(const std::string& path, model::GraphUse use) {
-  PENSTOCK_TRY_ASSIGN(const std::unique_ptr<weights::ModelFiles> files, weights::OpenModel(path));
-  if (files->config().is_null()) {
-    return MakeError(ErrorCode::kUnsupported,
-                     "[cli.inspect] {}: holds a vocabulary only, wanted a model", path);
-  }
-  PENSTOCK_TRY_ASSIGN(model::Model built, model::BuildModel(files->config(), path, use));
-  Inspected out{path, std::move(built), {}, "as stored"};
-  for (const model::WeightTensor& tensor : out.model.graph.tensors) {
-    PENSTOCK_TRY_ASSIGN(const std::unique_ptr<MatrixSource> source,
-                        files->Source(tensor.name, tensor.shape));
-    out.tensor_bytes.push_back(source->rows() * RowBytes(source->type(), source->columns()));
-  }
-  if (const auto rule =
-          runtime::WeightRule::Create(out.model.graph, *files, runtime::WeightChoice::kAuto);
-      rule.ok()) {
-    out.held = MainPrecision(out.model.graph, rule.value());
-  }
-  return out;
-}
-
-Result<Inspected> Open(const std::string& name, model::GraphUse use) {
-  if (LooksLikePath(name)) {
-    return name.ends_with(".json") ? FromConfig(name, use) : FromFiles(name, use);
-  }
-  PENSTOCK_TRY_ASSIGN(const std::string path, FindConfig("models", "json", name));
-  PENSTOCK_TRY_ASSIGN(Inspected out, FromConfig(path, use));
-  out.name = name;
-  return out;
-}
 
 Result<std::vector<int64_t>> ParseCut(const std::string& text) {
   std::vector<int64_t> cut;
@@ -770,7 +715,7 @@ Result<> Inspect(const Flags& flags) {
   }
   PENSTOCK_TRY_ASSIGN(
       const Inspected inspected,
-      Open(flags.model, flags.training ? model::GraphUse::kTrain : model::GraphUse::kRun));
+      OpenInspected(flags.model, flags.training ? model::GraphUse::kTrain : model::GraphUse::kRun));
   const Graph& graph = inspected.model.graph;
   const model::TensorBytes bytes = [&](TensorId id) {
     return inspected.tensor_bytes[static_cast<size_t>(id.value())];
