@@ -163,8 +163,8 @@ std::optional<ErrorBand> BandOf(const Context& context) {
       return std::nullopt;
     }
     return ErrorBand{
-        -0.18, 0.64,
-        "76 rates of two dense models beside bench, on two cores that other work shared"};
+        -0.14, 0.46,
+        "58 rates of two dense models beside bench; with a core per stage -14 to +21 %"};
   }
   if (context.calibration().fitted_on.empty()) {
     return std::nullopt;
