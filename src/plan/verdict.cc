@@ -223,7 +223,7 @@ void ExplainServing(const Context& context, const SearchResult& result, Verdict&
                     "in decode, with rho = {:.3f}.",
                     v.rule_stages, v.rule_stages, v.rule_gain, v.rho));
   } else {
-    lines.push_back(
+    lines.emplace_back(
         "The weights of one group exceed its memory: stages, more tensor parallelism or narrower "
         "weights are needed before anything else counts.");
   }
@@ -234,7 +234,7 @@ void ExplainServing(const Context& context, const SearchResult& result, Verdict&
       a.devices, a.stages, FormatBytes(a.pipeline_bytes), FormatSeconds(a.pipeline_memory_s),
       FormatSeconds(a.hops_s), FormatBytes(a.tensor_bytes), FormatSeconds(a.tensor_memory_s),
       FormatSeconds(a.collectives_s), a.collectives));
-  lines.push_back("Stages never make a token come sooner: a lap visits all of them.");
+  lines.emplace_back("Stages never make a token come sooner: a lap visits all of them.");
   const InferenceWorkload& w = context.workload->inference;
   if (w.max_tpot_s > 0 || w.max_ttft_s > 0) {
     const Rejected* faster = nullptr;
@@ -267,7 +267,7 @@ void ExplainStep(const Context& context, Verdict& v) {
                                 best.layout.schedule, 100 * best.bubble_ratio,
                                 best.layout.micro_batches));
   if (context.model->has_experts) {
-    v.lines.push_back(
+    v.lines.emplace_back(
         "Take these times as the least: experts are counted as evenly chosen and as efficient as "
         "dense layers, and measured software took up to 1.7 times as long (Grok-1), early software "
         "3.4 times (DeepSeek-V3).");
