@@ -71,7 +71,8 @@ Json ErrorJson(const Problem& problem) {
           {"message", problem.message}};
 }
 
-Json ReportJson(const schedule::ScheduleText& read, const schedule::Report& report) {
+Json ReportJson(const schedule::ScheduleText& read, const schedule::Report& report,
+                std::optional<bool> rendezvous) {
   const Schedule& s = read.schedule;
   Json errors = Json::array();
   for (const Problem& problem : report.problems)
@@ -84,6 +85,7 @@ Json ReportJson(const schedule::ScheduleText& read, const schedule::Report& repo
                {"v", s.chunks()},
                {"actions", s.CountActions()},
                {"lowered", s.lowered},
+               {"rendezvous", rendezvous ? Json(*rendezvous) : Json(nullptr)},
                {"makespan_slots", report.makespan_slots},
                {"peak_activations", report.peak_activations},
                {"errors", std::move(errors)},
@@ -123,8 +125,20 @@ Json UnreadableJson(const Error& error, const schedule::TextPlace& place) {
           {"errors", Json::array({std::move(json)})}};
 }
 
+// Would a schedule that is legal under `options` run under rendezvous too? Nothing where it has no
+// messages. A second proof.
+std::optional<bool> RunsUnderRendezvous(const Schedule& s, schedule::ValidateOptions options) {
+  if (!s.lowered)
+    return std::nullopt;
+  if (options.transport.kind == schedule::TransportKind::kRendezvous)
+    return true;
+  options.transport.kind = schedule::TransportKind::kRendezvous;
+  options.max_problems = 0;
+  return schedule::Validate(s, options).ok();
+}
+
 void PrintGood(const schedule::ScheduleText& read, const schedule::Report& report,
-               const Flags& flags) {
+               const Flags& flags, std::optional<bool> rendezvous) {
   const Schedule& s = read.schedule;
   auto counted = [](int64_t count, std::string_view one, std::string_view many) {
     return fmt::format("{} {}", FormatCount(count), count == 1 ? one : many);
@@ -140,6 +154,12 @@ void PrintGood(const schedule::ScheduleText& read, const schedule::Report& repor
                                    ? fmt::format(" ({} per edge and direction)", flags.credits)
                                    : "")
                  : std::string("compute-only"));
+  if (rendezvous && flags.transport != "rendezvous") {
+    fmt::print("{}\n", *rendezvous
+                           ? "nor under rendezvous"
+                           : "it would stand still under rendezvous; `penstock schedule FILE "
+                             "--lowered --rendezvous` puts its messages in another order");
+  }
   constexpr size_t kShown = 64;
   std::string peaks;
   for (size_t r = 0; r < std::min(kShown, report.peak_activations.size()); ++r)
@@ -174,10 +194,12 @@ int Run(const Verb& verb, const Flags& flags) {
                                   Counted(s.num_ranks(), "rank"), *flags.ranks);
     report.problems.insert(report.problems.begin(), problem);
   }
+  const std::optional<bool> rendezvous =
+      report.ok() ? RunsUnderRendezvous(s, options.value()) : std::nullopt;
   if (flags.common.json) {
-    PrintJson(ReportJson(read.value(), report));
+    PrintJson(ReportJson(read.value(), report, rendezvous));
   } else if (report.ok()) {
-    PrintGood(read.value(), report, flags);
+    PrintGood(read.value(), report, flags, rendezvous);
   }
   if (!report.ok()) {
     fmt::print(stderr, "penstock check: {}: {} problem{}\n{}", TerminalText(flags.file),

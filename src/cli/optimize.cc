@@ -44,6 +44,12 @@ Result<> Run(const Flags& flags) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "[cli.optimize] no costs, wanted --cost F=1,I=1,W=1,C=0 or --costs FILE");
   }
+  if ((flags.picture.from_s > 0 || flags.picture.to_s >= 0) && !flags.draw) {
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[cli.optimize] --from and --to choose a part of a picture, wanted --draw with "
+        "them");
+  }
   PENSTOCK_TRY_ASSIGN(const cost::CostSource costs, LoadCosts(flags.cost));
   sim::OptimizeOptions options;
   options.ranks = *flags.ranks;

@@ -42,6 +42,7 @@ struct Flags {
   bool barrier = false;
   bool lowered = false;
   int64_t credits = 1;
+  bool other_credits = false;  // --credits is there
   bool rendezvous = false;
   std::string format = "native";
   std::string dialect;
@@ -120,6 +121,10 @@ Result<Schedule> ApplyPasses(const Flags& flags, Schedule s) {
   }
   if (steps > 1 || flags.barrier) {
     PENSTOCK_TRY_ASSIGN(s, schedule::UnrollSteps(s, steps, flags.barrier));
+  }
+  // Messages that are there already stay where they are, unless another order is asked for.
+  if (flags.lowered && s.lowered && (flags.rendezvous || flags.other_credits)) {
+    PENSTOCK_TRY_ASSIGN(s, schedule::RemoveCommunication(s));
   }
   if (flags.lowered && !s.lowered) {
     schedule::LowerOptions options;
@@ -238,6 +243,24 @@ Result<> ShowLayout(const Flags& flags) {
   return {};
 }
 
+// Flags that would have no effect are refused, not passed over.
+Result<> CheckFlags(const Verb& verb, const Flags& flags) {
+  for (const char* flag : {"--rendezvous", "--credits"}) {
+    if (verb.Count(flag) > 0 && !flags.lowered) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[cli.schedule] {} orders messages, wanted --lowered with it", flag);
+    }
+  }
+  for (const char* flag : {"--from", "--to"}) {
+    if (verb.Count(flag) > 0 && flags.format != "grid" && flags.format != "svg") {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[cli.schedule] {} with --format {}, wanted --format grid or svg", flag,
+                       flags.format);
+    }
+  }
+  return {};
+}
+
 Result<> Run(const Flags& flags) {
   if (flags.list)
     return List(flags.common.json);
@@ -294,8 +317,10 @@ void AddSchedule(Verb& app, int& status) {
   verb->AddOption("--credits", flags->credits,
                   "Messages per edge and direction that lowering may leave undelivered")
       ->ShowDefault();
-  verb->AddFlag("--rendezvous", flags->rendezvous,
-                "With --lowered: an order of messages without deadlock under rendezvous too");
+  verb->AddFlag(
+      "--rendezvous", flags->rendezvous,
+      "With --lowered: an order of messages without deadlock under rendezvous too, also of a "
+      "file that is lowered already");
   verb->Heading("Output");
   verb->AddOption("--format", flags->format,
                   "native, csv (PyTorch), cells (in program order), or simulated: grid, svg, "
@@ -313,7 +338,9 @@ void AddSchedule(Verb& app, int& status) {
                   "penstock schedule 1f1b -p 4 -m 8 --lowered --format csv -o 1f1b.csv",
                   "penstock schedule --layout 'Et*3|(tt|)*29,m|L' -p 16"});
   verb->Callback([verb, flags, &status] {
-    const auto result = Run(*flags);
+    flags->other_credits = verb->Count("--credits") > 0;
+    const Result<> fits = CheckFlags(*verb, *flags);
+    const Result<> result = fits.ok() ? Run(*flags) : fits;
     status = result.ok() ? 0 : Fail(*verb, result.error());
   });
 }

@@ -1,6 +1,7 @@
 // penstock sim: times, idle accounts and memory of a schedule, or of all of them side by side.
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>
@@ -145,6 +146,30 @@ std::string TrafficText(const sim::HopReport& report) {
   return out + (report.peak_value_bytes.size() > kShown ? " ...\n" : "\n");
 }
 
+// A line per hop, as the chart under an SVG has a bar.
+std::string HopsText(const sim::HopReport& report) {
+  constexpr size_t kShown = 40;
+  std::string out = fmt::format("{:<16}{:<16}{:>12}{:>12}  long values\n", "ranks", "stages",
+                                "forward", "backward");
+  for (size_t i = 0; i < std::min(kShown, report.hops.size()); ++i) {
+    const sim::Hop& hop = report.hops[i];
+    constexpr size_t kNames = 6;
+    const size_t named = std::min(kNames, hop.values.size());
+    std::string names = fmt::format(
+        "{}", fmt::join(hop.values.begin(), hop.values.begin() + static_cast<long>(named), " "));
+    if (named < hop.values.size())
+      names += fmt::format(" and {} more", hop.values.size() - named);
+    out += fmt::format(
+        "{:<16}{:<16}{:>12}{:>12}{}{}\n", fmt::format("{} to {}", hop.from_rank, hop.to_rank),
+        fmt::format("{} to {}", hop.from_stage, hop.to_stage),
+        FormatBytes(static_cast<double>(hop.forward_bytes)),
+        FormatBytes(static_cast<double>(hop.backward_bytes)), names.empty() ? "" : "  ", names);
+  }
+  if (report.hops.size() > kShown)
+    out += fmt::format("... and {} hops more (--json has all)\n", report.hops.size() - kShown);
+  return out;
+}
+
 Result<> RunOne(const Flags& flags) {
   PENSTOCK_TRY_ASSIGN(const schedule::Transport transport,
                       schedule::ParseTransport(flags.transport.kind, flags.transport.credits));
@@ -216,7 +241,38 @@ Result<> RunOne(const Flags& flags) {
   }
   if (flags.draw)
     fmt::print("\n{}", grid);
+  if (flags.draw && hops && hops->forward_bytes + hops->backward_bytes > 0)
+    fmt::print("\nbytes per hop of one micro-batch\n{}", HopsText(*hops));
   return {};
+}
+
+// Flags that would have no effect are refused, not passed over.
+Result<> CheckFlags(const Verb& verb, const Flags& flags) {
+  if (flags.all == !flags.schedule.target.empty()) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.sim] wanted either a schedule (a file or a name) or --all");
+  }
+  for (const char* of_one :
+       {"--slices", "--lowered", "--place-weights", "--transport", "--credits", "--steps", "--draw",
+        "--critical-path", "--from", "--to", "--svg", "--trace", "--output"}) {
+    if (flags.all && verb.Count(of_one) > 0) {
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[cli.sim] {} with --all, wanted one schedule (a file or a name) for it",
+                       of_one);
+    }
+  }
+  const bool part = verb.Count("--from") + verb.Count("--to") > 0;
+  if (part && !flags.draw && flags.svg.empty()) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.sim] {} chooses a part of a picture, wanted --draw or --svg with it",
+                     verb.Count("--from") > 0 ? "--from" : "--to");
+  }
+  return {};
+}
+
+Result<> Run(const Verb& verb, const Flags& flags) {
+  PENSTOCK_TRY(CheckFlags(verb, flags));
+  return flags.all ? RunAll(flags) : RunOne(flags);
 }
 
 }  // namespace
@@ -253,13 +309,7 @@ void AddSim(Verb& app, int& status) {
   verb->Examples({"penstock sim zb-v -p 4 -m 8 --cost F=1,I=1,W=1,C=0.1 --draw",
                   "penstock sim --all -p 8 -m 32 --cost F=1,I=1.2,W=0.7 --activation-limit 8"});
   verb->Callback([flags, verb, &status] {
-    if (flags->all == !flags->schedule.target.empty()) {
-      status =
-          Fail(*verb, MakeError(ErrorCode::kInvalidArgument,
-                                "[cli.sim] wanted either a schedule (a file or a name) or --all"));
-      return;
-    }
-    const Result<> result = flags->all ? RunAll(*flags) : RunOne(*flags);
+    const Result<> result = Run(*verb, *flags);
     status = result.ok() ? 0 : Fail(*verb, result.error());
   });
 }

@@ -11,7 +11,8 @@ namespace {
 
 constexpr double kMostSeconds = 1e9;
 constexpr double kMostBytesPerSecond = 1e18;
-constexpr int64_t kMostBytes = int64_t{1} << 56;
+constexpr int64_t kMostBytes = int64_t{1} << 40;  // of a micro-batch: sums over millions fit
+constexpr int64_t kMostMemoryBytes = int64_t{1} << 56;
 constexpr size_t kMostParts = schedule::kMaxStages;
 
 Result<StageCost> ReadPart(const TomlTable& table) {
@@ -67,7 +68,7 @@ Result<CostFile> ParseCostFile(std::string_view text, const std::string& source)
     for (const TomlTable& table : links)
       PENSTOCK_TRY(ReadLink(table, out.model));
   }
-  PENSTOCK_TRY_ASSIGN(out.model.memory_bytes, file.IntsOr("memory_bytes", 1, kMostBytes));
+  PENSTOCK_TRY_ASSIGN(out.model.memory_bytes, file.IntsOr("memory_bytes", 1, kMostMemoryBytes));
   PENSTOCK_TRY_ASSIGN(out.model.micro_batch_scale, file.NumbersOr("micro_batch_scale", 0, 1e6));
   PENSTOCK_TRY(file.NoUnknownKeys());
   return out;

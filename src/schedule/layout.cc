@@ -76,6 +76,7 @@ class Expander {
   Result<std::string> Group() {
     const size_t open = at_++;
     std::string out;
+    bool empty = true;
     for (Skip(); at_ < text_.size() && text_[at_] != ')'; Skip()) {
       if (text_[at_] == '(')
         return Wrong(at_, "a group in a group", "groups that are not nested");
@@ -83,6 +84,7 @@ class Expander {
         return Wrong(at_, Quoted(text_[at_]), "E, t, m, L, | or )");
       const size_t start = at_;
       const std::string unit(1, text_[at_++]);
+      empty = false;
       size_t count = 1;
       Skip();
       if (at_ < text_.size() && text_[at_] == '*') {
@@ -92,6 +94,8 @@ class Expander {
     }
     if (at_ >= text_.size())
       return Wrong(open, "'(' that is never closed", ")");
+    if (empty)
+      return Wrong(open, "an empty group", "letters or | in it");
     ++at_;
     return out;
   }

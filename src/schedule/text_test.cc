@@ -108,8 +108,9 @@ TEST(CsvText, RowEndsBlankCellsAndRaggedRowsAreTolerated) {
                            "0F0,,0B0\n,1F0,1B0\n"}) {
     EXPECT_TRUE(SameProgram(ParseSchedule(text, "x.csv").value().schedule, s)) << text;
   }
-  const Schedule empty_row = ParseSchedule("0F0,0B0\n\"\"\n", "x.csv").value().schedule;
-  EXPECT_EQ(empty_row.num_ranks(), 2);
+  // A rank without work is a row of its own: a quoted cell, or cells that are all blank.
+  for (const char* text : {"0F0,0B0\n\"\"\n", "0F0,0B0\n\"\"\n\n\n", "0F0,0B0\r\n,\r\n\r\n"})
+    EXPECT_EQ(ParseSchedule(text, "x.csv").value().schedule.num_ranks(), 2) << text;
 }
 
 TEST(CsvText, OverlappedPairsAreOneCell) {
@@ -213,6 +214,7 @@ TEST(NativeText, MalformedTextIsRefusedWithItsPlace) {
                         {head + "edge a! value 0 -> 1\n", 4, 6},
                         {head + "edge a other 0 -> 1\n", 4, 8},
                         {head + "edge a value 0 -> 1 bytes x\n", 4, 21},
+                        {head + "edge a value 0 -> 1 bytes 9223372036854775807\n", 4, 21},
                         {head + "rank 1\n", 4, 1},
                         {head + "rank 0\n  0F0 0X0\n", 5, 7},
                         {head + "rank 0\n  (0F0;0B0\n", 5, 3},
@@ -292,11 +294,41 @@ TEST(Layout, TheDeepSeekExampleIsReadAsMegatronReadsIt) {
   EXPECT_EQ(layout.value()[17].chunk, 1);
 }
 
+// Strings that people start Megatron-LM with: ranks, stages, decoder layers, MTP layers.
+TEST(Layout, StringsInUseAreRead) {
+  struct Case {
+    const char* text;
+    int ranks, stages, decoder_layers, mtp_layers;
+  };
+
+  for (const Case& c : {Case{"Et|t|(tt|)*29tL", 2, 32, 61, 0},
+                        {"Et*2|(tt|)*22t|(tt|)*7mL", 8, 32, 61, 1},
+                        {"Ett|(tt|)*6L", 4, 8, 14, 0},
+                        {"Et*16|t*16|t*16|t*12,m,L", 2, 4, 60, 1},
+                        {"E,t*4|t*4|t*4|t*4|t*4|t*4|t*4|t*4,L", 8, 8, 32, 0},
+                        {"Et|(t|)*30tL", 16, 32, 32, 0},
+                        {"Et*12|t*12|t*12|t*12L", 4, 4, 48, 0}}) {
+    const auto layout = ParseLayout(c.text, c.ranks);
+    ASSERT_TRUE(layout.ok()) << layout.error().message;
+    int decoder_layers = 0;
+    int mtp_layers = 0;
+    for (const LayoutStage& stage : layout.value()) {
+      for (const int layer : stage.decoder_layers)
+        EXPECT_EQ(layer, decoder_layers++);
+      mtp_layers += stage.mtp_layers;
+    }
+    EXPECT_EQ(static_cast<int>(layout.value().size()), c.stages) << c.text;
+    EXPECT_EQ(decoder_layers, c.decoder_layers) << c.text;
+    EXPECT_EQ(mtp_layers, c.mtp_layers) << c.text;
+  }
+}
+
 TEST(Layout, EmptyStagesAreLegal) {
   const auto layout = ParseLayout("E||tt|L", 4);
   ASSERT_TRUE(layout.ok());
   EXPECT_TRUE(layout.value()[1].decoder_layers.empty());
   EXPECT_TRUE(ParseLayout("EtL", 1).ok());
+  EXPECT_TRUE(ParseLayout("E(t*0)*2tL", 1).ok());
   EXPECT_TRUE(ParseLayout("Et|(t)*2,t*0|tm*2L", 3).ok());
 }
 
@@ -311,6 +343,8 @@ TEST(Layout, WhatMegatronRefusesIsRefused) {
                            "Et|LL",
                            "Et|x|L",
                            "Et|((t)*2|)*2L",
+                           "Et()*2|L",
+                           "Et(,)*2|L",
                            "Et(t|L",
                            "Et)|L",
                            "E(t)|L",

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "base/json.h"
@@ -70,8 +71,10 @@ Result<HopReport> MeasureHops(const Schedule& schedule, const cost::CostModel& c
   }
   HopReport report;
   PENSTOCK_TRY(cost::CheckCosts(costs, schedule));
-  std::map<std::pair<int, int>, Hop> hops;   // by forward stage pair
-  std::set<std::tuple<int, int, int>> seen;  // (from, to, value): counted for one micro-batch
+  // By copy of the weights (whose micro-batches take other ranks) and forward stage pair.
+  std::map<std::tuple<int, int, int>, Hop> hops;
+  // (copy, from, to, value): counted for one micro-batch
+  std::set<std::tuple<int, int, int, int>> seen;
   for (const auto& program : schedule.ranks) {
     for (const Action& action : program) {
       if (!schedule::IsSend(action.kind) || action.slice != 0)
@@ -81,9 +84,10 @@ Result<HopReport> MeasureHops(const Schedule& schedule, const cost::CostModel& c
       const int peer = schedule::PeerStage(action).value();
       const int low = backward ? peer : own;
       const int high = backward ? own : peer;
-      if (!seen.insert({own, peer, action.value}).second)
+      const int copy = schedule.DirectionOf(action.micro_batch);
+      if (!seen.insert({copy, own, peer, action.value}).second)
         continue;
-      Hop& hop = hops[{low, high}];
+      Hop& hop = hops[{copy, low, high}];
       hop.from_stage = low;
       hop.to_stage = high;
       hop.from_rank = schedule.RankOf(StageId(low), action.micro_batch).value();
@@ -100,9 +104,11 @@ Result<HopReport> MeasureHops(const Schedule& schedule, const cost::CostModel& c
       }
     }
   }
-  for (auto& [pair, hop] : hops) {
-    report.forward_bytes += hop.forward_bytes;
-    report.backward_bytes += hop.backward_bytes;
+  for (auto& [key, hop] : hops) {
+    if (std::get<0>(key) == 0) {
+      report.forward_bytes += hop.forward_bytes;
+      report.backward_bytes += hop.backward_bytes;
+    }
     report.peak_hop_forward_bytes = std::max(report.peak_hop_forward_bytes, hop.forward_bytes);
     report.peak_hop_backward_bytes = std::max(report.peak_hop_backward_bytes, hop.backward_bytes);
     report.hops.push_back(std::move(hop));

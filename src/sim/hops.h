@@ -25,7 +25,9 @@ struct Hop {
 };
 
 struct HopReport {
-  std::vector<Hop> hops;      // ascending by (from_stage, to_stage), both forward
+  // Ascending by (from_stage, to_stage), both forward; where there are two copies of the weights
+  // first those of the first copy's micro-batches, then those of the second's.
+  std::vector<Hop> hops;
   int64_t forward_bytes = 0;  // of one micro-batch over all hops
   int64_t backward_bytes = 0;
   int64_t peak_hop_forward_bytes = 0;

@@ -230,6 +230,27 @@ TEST(MeasureHops, AVMovesTheSameBytesOverFewerAndFullerHops) {
   }
 }
 
+// Each copy's micro-batches take ranks of their own; totals are those of one micro-batch.
+TEST(MeasureHops, TwoCopiesOfTheWeightsHaveTwoWays) {
+  const auto schedule = schedule::Generate("chimera", {3, 4, 0, 0});
+  ASSERT_TRUE(schedule.ok());
+  cost::CostModel costs = MakeUniformCost({}, 3, 1);
+  for (cost::StageCost& stage : costs.stages)
+    stage.output_bytes = stage.gradient_bytes = 10;
+  const auto report = MeasureHops(schedule.value(), costs);
+  ASSERT_TRUE(report.ok()) << report.error().message;
+  ASSERT_EQ(report->hops.size(), 4U);
+  std::vector<std::pair<int, int>> ranks;
+  for (const Hop& hop : report->hops) {
+    ranks.emplace_back(hop.from_rank, hop.to_rank);
+    EXPECT_EQ(hop.forward_bytes, 10);
+    EXPECT_EQ(hop.backward_bytes, 10);
+  }
+  EXPECT_EQ(ranks, (std::vector<std::pair<int, int>>{{0, 1}, {1, 2}, {2, 1}, {1, 0}}));
+  EXPECT_EQ(report->forward_bytes, 20);
+  EXPECT_EQ(report->backward_bytes, 20);
+}
+
 TEST(MeasureHops, MeetsTheTightBoundOfDepthReads) {
   for (const auto& [p, v] : {std::pair(4, 2), {4, 4}, {8, 2}, {2, 3}}) {
     const Schedule schedule = WithDepthReads(p, v, 1000);

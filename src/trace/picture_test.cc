@@ -61,7 +61,30 @@ TEST(TextGrid, UsesColourOnlyWhereAsked) {
   GridOptions options;
   EXPECT_EQ(TextGrid(Sample(), nullptr, options).value().find('\x1b'), std::string::npos);
   options.colour = true;
-  EXPECT_NE(TextGrid(Sample(), nullptr, options).value().find("\x1b[48;5;25"), std::string::npos);
+  const std::string grid = TextGrid(Sample(), nullptr, options).value();
+  EXPECT_NE(grid.find("\x1b[48;5;25"), std::string::npos);
+  EXPECT_NE(grid.find(" F \x1b[0m forward  \x1b"), std::string::npos) << grid;
+  EXPECT_NE(grid.find(" B \x1b[0m backward\n"), std::string::npos) << grid;
+  EXPECT_EQ(grid.find("recompute"), std::string::npos) << grid;
+}
+
+// In colour too: without their colours, micro-batches 10 and 11 side by side are no 1011.
+TEST(TextGrid, KeepsNumbersOfNeighboursApart) {
+  Timeline timeline;
+  timeline.ranks.resize(1);
+  for (int j = 0; j < 40; ++j) {
+    timeline.ranks[0].slices.push_back(
+        {schedule::MakeAction(schedule::OpKind::kForward, StageId(0), MicroBatchId(j)), 0, 0,
+         static_cast<double>(j), j + 1.0, 0});
+  }
+  timeline.end_s = 40;
+  GridOptions options;
+  options.width = 80;
+  options.colour = true;
+  std::string grid = TextGrid(timeline, nullptr, options).value();
+  for (size_t at; (at = grid.find('\x1b')) != std::string::npos;)
+    grid.erase(at, grid.find('m', at) + 1 - at);
+  EXPECT_NE(grid.find(" 10 11 12 13 "), std::string::npos) << grid;
 }
 
 TEST(TextGrid, DrawsAnEmptyTimeline) {

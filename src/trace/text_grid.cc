@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/units.h"
 #include "trace/picture.h"
@@ -40,6 +41,14 @@ CellColour ColourOf(OpKind kind) {
   }
 }
 
+constexpr std::pair<OpKind, const char*> kMeanings[] = {
+    {OpKind::kForward, "forward"},
+    {OpKind::kBackward, "backward"},
+    {OpKind::kBackwardInput, "input gradient"},
+    {OpKind::kBackwardWeight, "weight gradient"},
+    {OpKind::kRecompute, "recompute"},
+    {OpKind::kOptimizer, "optimizer"}};
+
 class GridDrawer {
  public:
   GridDrawer(const Timeline& timeline, const Schedule* schedule, const GridOptions& options)
@@ -53,6 +62,8 @@ class GridDrawer {
     std::string out = Ruler();
     for (size_t r = 0; r < timeline_.ranks.size(); ++r)
       out += Row(r);
+    if (options_.colour)
+      out += Legend();
     if (to_s_ < length_s_ - 1e-9 * length_s_ || from_s_ > 0) {
       out += fmt::format("{} to {} of {}", FormatSeconds(from_s_), FormatSeconds(to_s_),
                          FormatSeconds(length_s_));
@@ -67,6 +78,51 @@ class GridDrawer {
   bool Shaded() const {
     return schedule_ != nullptr &&
            (schedule_->chunks() > 1 || schedule_->placement.num_directions() > 1);
+  }
+
+  static std::string NumberOf(const Slice& slice) {
+    return slice.action.micro_batch.valid() ? fmt::format("{}", slice.action.micro_batch.value())
+                                            : std::string();
+  }
+
+  bool Has(OpKind kind) const {
+    for (const RankTimeline& rank : timeline_.ranks) {
+      for (const Slice& slice : rank.slices) {
+        if (slice.action.kind == kind)
+          return true;
+      }
+    }
+    return false;
+  }
+
+  // What the colours of the kinds in the picture mean, and their shades, in lines that fit.
+  std::string Legend() const {
+    std::string out;
+    size_t column = 0;
+    const auto add = [&](const std::string& text, size_t width) {
+      constexpr size_t kGap = 2;
+      const bool fits = column + kGap + width <= static_cast<size_t>(std::max(20, options_.width));
+      if (column > 0)
+        out += fits ? std::string(kGap, ' ') : "\n";
+      column = (column > 0 && fits ? column + kGap : 0) + width;
+      out += text;
+    };
+    for (const auto& [kind, meaning] : kMeanings) {
+      if (!Has(kind))
+        continue;
+      const CellColour colour = ColourOf(kind);
+      const std::string_view name = schedule::OpKindText(kind);
+      add(fmt::format("\x1b[48;5;{};38;5;{}m {} \x1b[0m {}", colour.background[0],
+                      colour.foreground[0], name, meaning),
+          name.size() + 3 + std::string_view(meaning).size());
+    }
+    if (Shaded()) {
+      const std::string shades = schedule_->placement.num_directions() > 1 ? "paler: second copy"
+                                 : schedule_->chunks() > 2 ? "paler: every other chunk"
+                                                           : "paler: second chunk";
+      add(shades, shades.size());
+    }
+    return out.empty() ? out : out + "\n";
   }
 
   std::string LabelOf(const Slice& slice) const {
@@ -88,6 +144,7 @@ class GridDrawer {
     from_s_ = std::clamp(options_.from_s, 0.0, std::max(0.0, length_s_));
     std::vector<double> durations_s;
     size_t label = 1;
+    size_t number = 1;
     for (const RankTimeline& rank : timeline_.ranks) {
       for (const Slice& slice : rank.slices) {
         const double duration_s = slice.end_s - slice.start_s;
@@ -95,13 +152,15 @@ class GridDrawer {
           continue;
         durations_s.push_back(duration_s);
         label = std::max(label, LabelOf(slice).size());
+        number = std::max(number, NumberOf(slice).size());
       }
     }
     double shortest_s = ShortCell(durations_s, length_s_);
     if (!(shortest_s < length_s_))
       shortest_s = std::max(length_s_, 1e-12);
-    // The least and the most columns that the shortest action may get.
-    const double least = options_.colour ? 2 : static_cast<double>(std::min<size_t>(label + 1, 6));
+    // The least and the most columns that the shortest action may get: a gap after its number.
+    const size_t needed = (options_.colour ? number : label) + 1;
+    const auto least = static_cast<double>(std::min<size_t>(needed, 6));
     const double most = std::min<double>(static_cast<double>(label) + 1, kMostColumnsPerCell);
     double until_s = options_.to_s < 0 ? length_s_ : std::min(options_.to_s, length_s_);
     until_s = std::max(until_s, from_s_);
@@ -180,11 +239,8 @@ class GridDrawer {
     const auto room = static_cast<size_t>(width);
     std::string text = LabelOf(slice);
     if (options_.colour) {
-      if (text.size() > room) {  // the colour says the kind
-        text = slice.action.micro_batch.valid()
-                   ? fmt::format("{}", slice.action.micro_batch.value())
-                   : std::string();
-      }
+      if (text.size() >= room)  // the colour says the kind; neighbours must not run together
+        text = NumberOf(slice);
       if (text.size() > room)
         text.clear();
       text.resize(room, ' ');

@@ -62,6 +62,9 @@ TEST(ScheduleVerb, NonsenseEndsWithStatusTwoAtOnce) {
       {"1f1b", "-p", "4", "-m", "8", "--format", "pdf"},
       {"1f1b", "-p", "4", "-m", "8", "--format", "csv", "--dialect", "old"},
       {"1f1b", "-p", "4", "-m", "8", "--dialect", "bw"},
+      {"1f1b", "-p", "4", "-m", "8", "--rendezvous"},
+      {"1f1b", "-p", "4", "-m", "8", "--credits", "2"},
+      {"1f1b", "-p", "4", "-m", "8", "--from", "3"},
       {"sliced-1f1b", "-p", "4", "-m", "8", "--format", "csv"},
       {"no-such-schedule", "-p", "4", "-m", "8"},
       {"no/such/file"},
@@ -116,6 +119,23 @@ TEST(CheckVerb, LegalFilesGiveStatusZeroAndTheirFigures) {
   EXPECT_EQ(RunPenstock({"check", file, "-p", "3"}).status, 1);
   EXPECT_EQ(RunPenstock({"check", file, "--transport", "rendezvous"}).status, 1);
   EXPECT_EQ(RunPenstock({"check", file, "--transport", "posted"}).status, 0);
+}
+
+// A lowered file gets another order of its messages; both are told apart by what check says.
+TEST(CheckVerb, SaysWhetherALoweredFileRunsUnderRendezvousToo) {
+  const testing::TemporaryFolder folder;
+  const std::string file = folder.path() + "/s";
+  const std::string meets = folder.path() + "/meets";
+  ASSERT_EQ(RunPenstock({"schedule", "1f1b", "-p", "4", "-m", "8", "--lowered", "-o", file}).status,
+            0);
+  ASSERT_EQ(RunPenstock({"schedule", file, "--lowered", "--rendezvous", "-o", meets}).status, 0);
+  EXPECT_EQ(RunPenstock({"check", file, "--transport", "rendezvous"}).status, 1);
+  EXPECT_EQ(RunPenstock({"check", meets, "--transport", "rendezvous"}).status, 0);
+  EXPECT_NE(RunPenstock({"check", file}).out.find("would stand still under rendezvous"),
+            std::string::npos);
+  EXPECT_NE(RunPenstock({"check", meets}).out.find("nor under rendezvous"), std::string::npos);
+  EXPECT_EQ(ParseOutput(RunPenstock({"check", file, "--json"}))["rendezvous"], false);
+  EXPECT_EQ(ParseOutput(RunPenstock({"check", meets, "--json"}))["rendezvous"], true);
 }
 
 TEST(CheckVerb, RefusalsNameThePlaceAndShowTheGrid) {

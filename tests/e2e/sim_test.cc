@@ -69,6 +69,11 @@ TEST(SimVerb, RefusesWhatItCanNotTake) {
       {"sim", "1f1b", "-p", "1000000000", "-m", "1000000000"},
       {"sim", "1fb1", "-p", "4", "-m", "4"},
       {"sim", "--all", "1f1b", "-p", "4", "-m", "4"},
+      {"sim", "--all", "-p", "4", "-m", "4", "--draw"},
+      {"sim", "--all", "-p", "4", "-m", "4", "--svg", "/tmp/x.svg"},
+      {"sim", "--all", "-p", "4", "-m", "4", "--steps", "3"},
+      {"sim", "--all", "-p", "4", "-m", "4", "--transport", "rendezvous"},
+      {"sim", "1f1b", "-p", "4", "-m", "4", "--from", "2"},
       {"sim", "1f1b", "-p", "4", "-m", "4", "--cost", "F=-1"},
       {"sim", "1f1b", "-p", "4", "-m", "4", "--costs", "/no/such/file.toml"},
       {"sim", "1f1b", "-p", "4", "-m", "4", "--transport", "pigeon"},
@@ -120,6 +125,11 @@ TEST(SimVerb, SaysWhatLongValuesCost) {
   EXPECT_EQ(traffic["peak_value_bytes"].size(), 2U);
   const Finished picture = RunPenstock({"schedule", file, "--format", "svg"});
   EXPECT_NE(picture.out.find("held at once"), std::string::npos);
+  EXPECT_NE(picture.out.find("rank 0 to 1, stage 0 to 1"), std::string::npos);
+  const Finished grid = RunPenstock({"sim", file, "--draw"});
+  EXPECT_NE(grid.out.find("0 to 1          0 to 1               1.00 kB     1.00 kB  a\n"),
+            std::string::npos)
+      << grid.out;
 }
 
 TEST(SimVerb, RefusesAnIllegalFileWithOne) {

@@ -46,8 +46,7 @@ class CsvReader {
       ++row_;
       PENSTOCK_TRY(ReadRow(Trim(line)));
     }
-    while (!rows_.empty() && rows_.back().empty() && !quoted_empty_)
-      rows_.pop_back();
+    rows_.resize(rows_written_);
     if (rows_.empty())
       return Fail(0, "no actions", "one row of cells per rank");
     if (rows_.size() > static_cast<size_t>(kMaxStages)) {
@@ -65,7 +64,6 @@ class CsvReader {
 
   Result<> ReadRow(std::string_view line) {
     std::vector<Action> program;
-    quoted_empty_ = false;
     size_t blank = 0;  // idle cells since the last action
     int column = 0;
     bool more = !line.empty();
@@ -77,7 +75,8 @@ class CsvReader {
         line.remove_prefix(end + 1);
       ++column;
       const std::string_view cell = Unquote(raw);
-      quoted_empty_ = quoted_empty_ || (cell.empty() && !raw.empty());
+      if (more || !raw.empty())
+        rows_written_ = rows_.size() + 1;
       if (cell.empty()) {
         ++blank;
         continue;
@@ -206,8 +205,8 @@ class CsvReader {
   TextPlace* place_;
   int row_ = 0;
   bool old_ = false;
-  bool quoted_empty_ =
-      false;  // of the last row: it was written as empty, not left over at the end of the file
+  size_t rows_written_ =
+      0;  // up to the last that is no blank line left over at the end of the file
   std::vector<std::vector<Action>> rows_;
 };
 

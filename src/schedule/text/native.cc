@@ -203,10 +203,11 @@ class NativeReader {
       edge.to.emplace_back(static_cast<int32_t>(*to));
     }
     if (i < words_.size()) {
+      constexpr int64_t kMostBytes = int64_t{1} << 40;  // sums over millions of messages fit
       const auto bytes =
-          i + 2 == words_.size() ? Number(words_[i + 1], 0, INT64_MAX) : std::nullopt;
+          i + 2 == words_.size() ? Number(words_[i + 1], 0, kMostBytes) : std::nullopt;
       if (!bytes)
-        return Fail(words_[i], "'bytes' and a number at the end");
+        return Fail(words_[i], fmt::format("'bytes' and a number up to {} at the end", kMostBytes));
       edge.bytes = *bytes;
     }
     if (edge.to.empty())
