@@ -205,11 +205,11 @@ std::string SimText(const Schedule& schedule, const sim::SimResult& result) {
                      result.period_exact ? "" : " (not settled: mean of the later half)");
   out += fmt::format("idle          {:>10.1f} %   of {}, {} messages\n", 100 * result.bubble_ratio,
                      alone, FormatCount(result.messages));
-  out += fmt::format("\n{:>5}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}{:>13}\n", "rank", "busy", "fill",
+  out += fmt::format("\n{:>5}{:>10}{:>10}{:>10}{:>11}{:>10}{:>10}{:>13}\n", "rank", "busy", "fill",
                      "drain", "imbalance", "messages", "barrier", "activations");
   for (size_t r = 0; r < result.ranks.size(); ++r) {
     const sim::RankResult& rank = result.ranks[r];
-    out += fmt::format("{:>5}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}{:>13}\n", r,
+    out += fmt::format("{:>5}{:>10}{:>10}{:>10}{:>11}{:>10}{:>10}{:>13}\n", r,
                        FormatSeconds(rank.busy_s), FormatSeconds(rank.bubble.fill_s),
                        FormatSeconds(rank.bubble.drain_s), FormatSeconds(rank.bubble.imbalance_s),
                        FormatSeconds(rank.bubble.communication_s),

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "sim/engine.h"
 
@@ -254,20 +255,24 @@ int32_t Engine::AddLongChannel(uint64_t key, int from, int to, int direction, in
 void Engine::AddFreeFlowEdges() {
   for (size_t e = 0; e < schedule_->edges.size(); ++e) {
     const Edge& edge = schedule_->edges[e];
-    if (edge.kind != EdgeKind::kValue)
+    if (edge.kind != EdgeKind::kValue || edge.from.value() < 0)
       continue;
     const int from = edge.from.value();
-    for (const StageId to : edge.to) {
-      // Between neighbours, and on one rank, the chain already orders the two.
-      for (int d = 0; d < schedule_->placement.num_directions(); ++d) {
-        if (from < 0 || to.value() <= from || to.value() >= stages_ ||
-            RankOf(from, d) == RankOf(to.value(), d)) {
+    for (int d = 0; d < schedule_->placement.num_directions(); ++d) {
+      // Once to each other rank, for the first of its stages that reads it: further ones follow by
+      // the chain and find it there. On its own rank the chain orders the two already.
+      std::map<int, int> first_reader;
+      for (const StageId to : edge.to) {
+        if (to.value() <= from || to.value() >= stages_ || RankOf(from, d) == RankOf(to.value(), d))
           continue;
-        }
-        const int32_t channel =
-            AddLongChannel(MessageKey(false, static_cast<int>(e) + 1, from, to.value(), d), from,
-                           to.value(), d, edge.bytes);
-        long_into_[static_cast<size_t>(to.value())].push_back(channel);
+        const auto [it, added] = first_reader.try_emplace(RankOf(to.value(), d), to.value());
+        if (!added)
+          it->second = std::min(it->second, to.value());
+      }
+      for (const auto& [rank, to] : first_reader) {
+        const int32_t channel = AddLongChannel(
+            MessageKey(false, static_cast<int>(e) + 1, from, to, d), from, to, d, edge.bytes);
+        long_into_[static_cast<size_t>(to)].push_back(channel);
         long_from_[static_cast<size_t>(from)].push_back(channel);
       }
     }

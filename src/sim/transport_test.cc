@@ -278,6 +278,11 @@ TEST(MeasureHops, MeetsTheTightBoundOfDepthReads) {
     ASSERT_TRUE(result.ok()) << result.error().message;
     EXPECT_EQ(result->message_bytes,
               schedule.micro_batches * (report->forward_bytes + report->backward_bytes));
+    // Without SENDs too, a rank that has a value does not get it again.
+    const auto free_flow = Simulate(schedule, costs, options);
+    ASSERT_TRUE(free_flow.ok()) << free_flow.error().message;
+    EXPECT_EQ(free_flow->messages, result->messages);
+    EXPECT_EQ(free_flow->message_bytes, result->message_bytes);
   }
 }
 
