@@ -280,6 +280,29 @@ TEST(NativeText, HeadersThatClaimMuchAllocateNothing) {
   EXPECT_EQ(report.problems[0].action, "0F1");
 }
 
+// A gigabyte of commas would be sixteen of idle cells.
+TEST(Texts, OfTooManyCellsAreRefused) {
+  std::string csv = "0F0" + std::string((size_t{1} << 27) + 1, ',') + "0B0\n";
+  TextPlace place;
+  auto read = ParseSchedule(csv, "x.csv", &place);
+  ASSERT_FALSE(read.ok());
+  EXPECT_NE(read.error().message.find("wanted at most 134217728 in all rows"), std::string::npos)
+      << read.error().message;
+  EXPECT_EQ(place.row, 1);
+  csv.clear();
+  csv.shrink_to_fit();
+  std::string native = "penstock-schedule 1\nranks 1\nmicro-batches 1\nrank 0\n";
+  constexpr size_t kWords = (size_t{1} << 24) + 1;
+  native.reserve(native.size() + 2 * kWords);
+  for (size_t i = 0; i < kWords; ++i)
+    native += ". ";
+  read = ParseSchedule(native, "x", &place);
+  ASSERT_FALSE(read.ok());
+  EXPECT_NE(read.error().message.find("at most 16777216 words in a line"), std::string::npos)
+      << read.error().message;
+  EXPECT_EQ(place.row, 5);
+}
+
 TEST(Layout, TheDeepSeekExampleIsReadAsMegatronReadsIt) {
   const auto layout = ParseLayout("Et*3|(tt|)*29,m|L", 16);
   ASSERT_TRUE(layout.ok()) << layout.error().message;

@@ -81,6 +81,9 @@ class CsvReader {
         ++blank;
         continue;
       }
+      cells_ += static_cast<int64_t>(blank) + 1;
+      if (cells_ > kMostCells)
+        return Fail(column, "too many cells", fmt::format("at most {} in all rows", kMostCells));
       program.insert(program.end(), blank, Action());
       blank = 0;
       PENSTOCK_TRY(ReadCell(cell, column, program));
@@ -205,6 +208,7 @@ class CsvReader {
   TextPlace* place_;
   int row_ = 0;
   bool old_ = false;
+  int64_t cells_ = 0;
   size_t rows_written_ =
       0;  // up to the last that is no blank line left over at the end of the file
   std::vector<std::vector<Action>> rows_;

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kVersion = 1;
 constexpr size_t kCellsPerLine = 8;
+constexpr size_t kMostWords = size_t{1} << 24;  // of a line
 constexpr std::array<std::string_view, 11> kKeys = {"name",          "ranks", "stages", "chunks",
                                                     "micro-batches", "steps", "slices", "placement",
                                                     "units",         "flags", "edge"};
@@ -44,6 +45,8 @@ class NativeReader {
     while (NextLine()) {
       if (words_.empty())
         continue;
+      if (words_.size() > kMostWords)
+        return FailLine(fmt::format("at most {} words in a line", kMostWords));
       if (row_of_version_ == 0) {
         PENSTOCK_TRY(ReadVersion());
       } else if (words_[0] == "rank") {
@@ -93,6 +96,8 @@ class NativeReader {
         return true;
       const size_t stop = std::min(body.find_first_of(" \t\r", at), body.size());
       words_.push_back(body.substr(at, stop - at));
+      if (words_.size() > kMostWords)
+        return true;
       at = stop;
     }
   }
@@ -338,6 +343,8 @@ class NativeReader {
       const size_t wanted = message.rfind(", wanted ");
       return Fail(word, wanted == std::string::npos ? message : message.substr(wanted + 9));
     }
+    if (++cells_ > kMostCells)
+      return Fail(word, fmt::format("at most {} cells in all ranks", kMostCells));
     action.value().joined = joined;
     program.push_back(action.value());
     return {};
@@ -352,6 +359,7 @@ class NativeReader {
   int row_of_version_ = 0;
   int row_of_header_end_ = 0;
   bool in_ranks_ = false;
+  int64_t cells_ = 0;
   uint32_t seen_ = 0;
   int ranks_ = 0;
   int stages_ = 0;

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,9 @@ Result<ScheduleText> ParseNative(std::string_view text, const std::string& sourc
 // weights where most stages run the two halves of the micro-batches on different rows.
 Placement InferPlacement(const std::vector<std::vector<Action>>& rows, int stages,
                          int micro_batches);
+
+// Most actions and idle cells of a file, over all ranks: 2 GB of them.
+inline constexpr int64_t kMostCells = int64_t{1} << 27;
 
 // First word of the native form.
 inline constexpr std::string_view kNativeMagic = "penstock-schedule";
