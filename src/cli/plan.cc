@@ -113,7 +113,7 @@ Result<> WriteSchedule(const plan::Context& context, const plan::Answer& answer,
 
 // 0, or 1 where nothing fits.
 Result<int> Plan(const Flags& flags) {
-  PENSTOCK_TRY_ASSIGN(const hw::System system, hw::ReadSystem(flags.system));
+  PENSTOCK_TRY_ASSIGN(hw::System system, hw::ReadSystem(flags.system));
   std::unique_ptr<kernels::Device> device;
   if (system.engine) {
     kernels::CpuOptions cpu;
@@ -129,6 +129,7 @@ Result<int> Plan(const Flags& flags) {
                       plan::ReadWorkload(workload_name, flags.mode, flags.sets));
   TakePrecision(planned, workload);
   plan::Context context{&model, &system, &workload};
+  system.TakeReserve(context.calibration());
   context.across_processes = flags.transport == "mpi";
   if (planned.bundle && device != nullptr) {
     const plan::InferenceWorkload& w = workload.inference;

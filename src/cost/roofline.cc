@@ -27,6 +27,7 @@ struct Rates {
   const hw::Curve* matrix_efficiency = nullptr;
   const hw::Curve* end_efficiency = nullptr;
   double start_s = 0;
+  double row_share = 1;  // of the rows between operations, through memory
 
   double Matrix(double flops) const {
     return matrix_peak * matrix_efficiency->At(std::max(flops * 1e-9, 1e-12));
@@ -50,6 +51,7 @@ Rates FindRates(const Formats& formats, const Machine& machine) {
   r.end_peak = end_peak;
   r.end_efficiency = &c.MatrixEfficiency(end_precision);
   r.start_s = c.operation_overhead_s;
+  r.row_share = c.activations_through_memory;
   return r;
 }
 
@@ -68,7 +70,8 @@ void AddExperts(LayerTime& out, const LayerProfile& layer, const StepShape& shap
   const double routed_rows = rows_together * e.chosen / (s.ep > 1 ? divide : 1);
   const double flops = 2 * routed_rows * per_expert / (s.ep > 1 ? 1 : divide);
   const double inner_divide = s.ep > 1 ? 1 : divide;
-  const double row_bytes = routed_rows * a * (2 * e.inputs + 3 * e.inner / inner_divide);
+  const double row_bytes =
+      rates.row_share * routed_rows * a * (2 * e.inputs + 3 * e.inner / inner_divide);
   // The rate is that of one expert's product.
   const double experts_here = s.ep > 1 ? std::max(1.0, touched / divide) : touched;
   AddOperation(out, flops, rates.Matrix(flops / std::max(1.0, experts_here) / e.products),
@@ -174,7 +177,7 @@ LayerTime ForwardTime(const LayerProfile& layer, const StepShape& shape, const S
     const double flops = 2 * rows * product.parameters() / parts;
     const double bytes =
         product.parameters() / parts * (end ? formats.end_bytes() : formats.matrix_bytes()) +
-        rows * a * (product.inputs + product.outputs) / parts;
+        rates.row_share * rows * a * (product.inputs + product.outputs) / parts;
     AddOperation(out, flops, end ? rates.End(flops) : rates.Matrix(flops), bytes, rates.bandwidth,
                  0);
   }
@@ -185,7 +188,7 @@ LayerTime ForwardTime(const LayerProfile& layer, const StepShape& shape, const S
   const double rows =
       layer.kind == model::LayerKind::kHead ? std::max(shape.head_rows, 1.0) : shape.rows;
   const double element_bytes =
-      rows * a *
+      rates.row_share * rows * a *
       (layer.whole_row_elements / (s.sequence_parallel ? tp : 1) + layer.split_row_elements / tp);
   AddOperation(out, 0, 1, element_bytes, rates.bandwidth,
                rates.start_s * layer.launches + machine.calibration->layer_overhead_s *

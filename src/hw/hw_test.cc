@@ -52,6 +52,15 @@ TEST(System, EveryNamedSystemReadsAndSaysWhereItsFiguresComeFrom) {
     ASSERT_TRUE(system.ok()) << system.error().message;
     EXPECT_GT(system->device.source.size(), 20u) << name;
     EXPECT_FALSE(system->price_source.empty()) << name;
+    EXPECT_GT(system->price_usd_per_device_hour, 0) << name;
+    EXPECT_GT(system->host_memory_bytes, 0) << name;
+    EXPECT_FALSE(system->host_source.empty()) << name;
+    const bool unpublished =
+        system->device.source.find("power is not published") != std::string::npos;
+    EXPECT_EQ(system->device.power_w == 0, unpublished) << name;
+    for (const Calibration* c : {&system->inference, &system->training}) {
+      EXPECT_TRUE(!c->fitted_on.empty() || c->source.starts_with("assumed")) << name;
+    }
     EXPECT_FALSE(system->inference.source.empty()) << name;
     EXPECT_FALSE(system->training.source.empty()) << name;
     for (const LinkLevel& link : system->links) {
@@ -85,6 +94,20 @@ TEST(System, RefusesFiguresThatCannotBe) {
   EXPECT_FALSE(Parse(Replace("fp8 = 600e12", "fp8 = inf")).ok());
   EXPECT_FALSE(Parse(Replace("span_devices = 8\n", "")).ok());
   EXPECT_FALSE(Parse(std::string(kGood) + "[training]\nmatrix_efficiency = 1.5\n").ok());
+}
+
+TEST(System, SoftwareMayKeepMoreFreeThanTheDevice) {
+  System system = Parse(std::string(kGood) + "[inference]\nmemory_reserve_bytes = 9e9\n").value();
+  EXPECT_EQ(system.device.memory_reserve_bytes, 4e9);  // a twentieth
+  system.TakeReserve(system.training);
+  EXPECT_EQ(system.device.memory_reserve_bytes, 4e9);
+  system.TakeReserve(system.inference);
+  EXPECT_EQ(system.device.memory_reserve_bytes, 9e9);
+  const auto more = Parse(std::string(kGood) + "[training]\nmemory_reserve_bytes = 90e9\n");
+  ASSERT_FALSE(more.ok());
+  EXPECT_NE(more.error().message.find("x.toml:17: training.memory_reserve_bytes"),
+            std::string::npos)
+      << more.error().message;
 }
 
 TEST(System, ANameThatDoesNotExistListsTheNearOnes) {

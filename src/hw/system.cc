@@ -42,7 +42,7 @@ Result<Curve> ReadEfficiency(const TomlTable& table, const std::string& key) {
   return curve;
 }
 
-Result<Calibration> ReadCalibration(const TomlTable& table) {
+Result<Calibration> ReadCalibration(const TomlTable& table, const Device& device) {
   Calibration c;
   if (table.Has("matrix_efficiency")) {
     PENSTOCK_TRY_ASSIGN(c.matrix_efficiency, ReadEfficiency(table, "matrix_efficiency"));
@@ -74,6 +74,11 @@ Result<Calibration> ReadCalibration(const TomlTable& table) {
   PENSTOCK_TRY(seconds("layer_overhead_s", c.layer_overhead_s));
   PENSTOCK_TRY(seconds("fixed_per_step_s", c.fixed_per_step_s));
   PENSTOCK_TRY_ASSIGN(c.attention_score_bytes, table.NumberOr("attention_score_bytes", 0, 0, 1000));
+  PENSTOCK_TRY(share("activations_through_memory", c.activations_through_memory, 0));
+  if (table.Has("memory_reserve_bytes")) {
+    PENSTOCK_TRY_ASSIGN(c.memory_reserve_bytes,
+                        table.Number("memory_reserve_bytes", 0, device.memory_bytes));
+  }
   PENSTOCK_TRY_ASSIGN(c.skips_masked_attention,
                       table.BoolOr("skips_masked_attention", c.skips_masked_attention));
   PENSTOCK_TRY_ASSIGN(c.fitted_on, table.StringsOr("fitted_on"));
@@ -203,6 +208,11 @@ std::pair<Precision, double> Device::Rate(Precision stored) const {
   return *peak_flops.begin();
 }
 
+void System::TakeReserve(const Calibration& calibration) {
+  device.memory_reserve_bytes =
+      calibration.memory_reserve_bytes.value_or(device.memory_reserve_bytes);
+}
+
 const LinkLevel& System::LevelFor(int64_t extent) const {
   for (const LinkLevel& level : links) {
     if (level.span == 0 || extent <= level.span) {
@@ -228,15 +238,15 @@ Result<System> ParseSystem(const TomlTable& file, const std::string& name) {
   PENSTOCK_TRY_ASSIGN(const TomlTable host, file.Table("host"));
   PENSTOCK_TRY_ASSIGN(s.host_memory_bytes,
                       host.NumberOr("memory_bytes_per_device", 0, 0, kMaxBytes));
-  PENSTOCK_TRY_ASSIGN(const std::string host_source, host.StringOr("source", ""));
+  PENSTOCK_TRY_ASSIGN(s.host_source, host.StringOr("source", ""));
   PENSTOCK_TRY_ASSIGN(const TomlTable price, file.Table("price"));
   PENSTOCK_TRY_ASSIGN(s.price_usd_per_device_hour,
                       price.NumberOr("usd_per_device_hour", 0, 0, 1e6));
   PENSTOCK_TRY_ASSIGN(s.price_source, price.StringOr("source", ""));
   PENSTOCK_TRY_ASSIGN(const TomlTable inference, file.Table("inference"));
-  PENSTOCK_TRY_ASSIGN(s.inference, ReadCalibration(inference));
+  PENSTOCK_TRY_ASSIGN(s.inference, ReadCalibration(inference, s.device));
   PENSTOCK_TRY_ASSIGN(const TomlTable training, file.Table("training"));
-  PENSTOCK_TRY_ASSIGN(s.training, ReadCalibration(training));
+  PENSTOCK_TRY_ASSIGN(s.training, ReadCalibration(training, s.device));
   if (file.Has("engine")) {
     PENSTOCK_TRY_ASSIGN(const TomlTable engine, file.Table("engine"));
     PENSTOCK_TRY_ASSIGN(s.engine, ReadEngine(engine));

@@ -35,8 +35,15 @@ struct Calibration {
   double exposed_hop = 1;              // share of pipeline hops
   bool skips_masked_attention = true;  // training: causal attention does half the work
   double attention_score_bytes = 0;    // moved through memory per score; 0: fused attention
+  // Share of the rows between operations that passes memory: 0 where all of them stay on the chip.
+  double activations_through_memory = 1;
+  std::optional<double> memory_reserve_bytes;  // what this software keeps free; none: the device's
   std::vector<std::string> fitted_on;
   std::string source;
+
+  // No score matrix is ever whole: nothing of it is kept for the backward pass, which makes the
+  // scores again whatever the recompute mode. (Dao et al. 2022.)
+  bool fused_attention() const { return attention_score_bytes == 0; }
 
   const Curve& MatrixEfficiency(Precision precision) const {
     const auto it = matrix_efficiency_by_precision.find(precision);
@@ -83,6 +90,7 @@ struct System {
   Device device;
   std::vector<LinkLevel> links;  // innermost first; the last one has span 0
   double host_memory_bytes = 0;  // per device; 0: not stated
+  std::string host_source;
   double price_usd_per_device_hour = 0;
   std::string price_source;
   Calibration inference;
@@ -94,6 +102,9 @@ struct System {
 
   // Devices that the fastest level beyond one device joins: the scale-up domain.
   int64_t domain() const { return links.front().span == 0 ? INT64_MAX : links.front().span; }
+
+  // Lets the reserve of this kind of software stand in place of the device's, where it has one.
+  void TakeReserve(const Calibration& calibration);
 
   // The innermost level that joins devices whose numbers differ by less than `extent`, counted from
   // a multiple of the level's span. REQUIRES: extent >= 1.

@@ -1,8 +1,14 @@
 #include "model/counted.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <fstream>
 #include <set>
+#include <sstream>
+#include <string>
+#include <vector>
 
 #include "base/config_path.h"
 #include "base/json.h"
@@ -35,34 +41,47 @@ double Parameters(const Graph& graph) {
 }
 
 struct Published {
-  const char* name;
-  double parameters;
-  double tolerance;  // of the published figure's own rounding
+  std::string name;
+  double parameters = 0;
+  double with_mtp = 0;
+  double billions = 0;  // as published
+  double digit = 0;     // of the last digit that was published, in billions
 };
 
-// Published totals: model cards and papers; exact where the checkpoint's count is known.
-constexpr Published kPublished[] = {
-    {"deepseek-v3", 671.026e9, 1e-5},    // model card: 671B; checkpoint without the MTP layer
-    {"kimi-k2", 1.026e12, 1e-3},         // "1T"; safetensors count 1.026T
-    {"kimi-k3", 2.7795e12, 1e-4},        // technical report: 2.78T
-    {"kimi-linear-48b", 49.12e9, 2e-3},  // "48B"; safetensors count 49.1B
-    {"gpt-oss-120b", 116.83e9, 1e-4},    // model card: 116.83B
-    {"gpt3-175b", 174.6e9, 1e-3},        // Brown et al. 2020: 175B; Narayanan et al. 2021: 174.6B
-    {"megatron-22b", 22e9, 0.02},
-    {"megatron-530b", 529.6e9, 1e-3},  // Narayanan et al. 2021, table 1
-    {"megatron-1t", 1008.0e9, 1e-3},
-    {"nemotron-4-340b", 341.0e9, 1e-3},  // 331.6B and 9.4B of embeddings
-    {"grok-1", 314e9, 0.006},
-    {"palm-540b", 540.35e9, 1e-4},
-};
+std::vector<Published> ReadPublished() {
+  std::ifstream in(PENSTOCK_SOURCE_DIR "/tests/golden/tables/published_parameters.csv");
+  std::vector<Published> rows;
+  std::string line;
+  while (std::getline(in, line)) {
+    if (line.starts_with("#") || line.starts_with("name,")) {
+      continue;
+    }
+    std::istringstream cells(line);
+    Published row;
+    char comma = 0;
+    std::getline(cells, row.name, ',');
+    cells >> row.parameters >> comma >> row.with_mtp >> comma >> row.billions >> comma >> row.digit;
+    EXPECT_FALSE(cells.fail()) << line;
+    rows.push_back(row);
+  }
+  return rows;
+}
 
-TEST(Counted, ParametersEqualThePublishedTotals) {
-  for (const Published& p : kPublished) {
+TEST(Counted, ParametersOfEveryNamedModelEqualThePublishedTotals) {
+  std::set<std::string> named;
+  for (const std::string& name : ConfigNames("models", "json")) {
+    named.insert(name);
+  }
+  for (const Published& p : ReadPublished()) {
+    EXPECT_EQ(named.erase(p.name), 1U) << p.name;
     const Model model = Named(p.name);
-    EXPECT_NEAR(Parameters(model.graph) / p.parameters, 1, p.tolerance)
-        << p.name << " " << Parameters(model.graph);
+    const double counted = Parameters(model.graph);
+    EXPECT_EQ(counted, p.parameters) << p.name << fmt::format(" {:.0f}", counted);
+    EXPECT_EQ(counted + static_cast<double>(model.config.mtp_parameters), p.with_mtp) << p.name;
+    EXPECT_LE(std::abs(counted / 1e9 - p.billions), p.digit / 2 + 1e-9) << p.name;
     EXPECT_EQ(model.graph.num_layers(), model.config.layers + 2) << p.name;
   }
+  EXPECT_TRUE(named.empty()) << "without a published total: " << *named.begin();
 }
 
 TEST(Counted, TheMtpLayerOfDeepseekStandsBesideTheRest) {

@@ -14,6 +14,7 @@
 #include <sstream>
 
 #include "base/config_path.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "model/config.h"
 #include "plan/inference.h"
@@ -71,10 +72,15 @@ double Real(const Row& row, const std::string& key) {
   return std::atof(row.at(key).c_str());
 }
 
+// Writes a row of docs/accuracy-rows.md, or says that the one there is not current.
 void Report(const std::string& line) {
   if (const char* path = std::getenv("PENSTOCK_ACCURACY_ROWS"); path != nullptr) {
     std::ofstream(path, std::ios::app) << line << "\n";
+    return;
   }
+  static const std::string rows = ReadFile(PENSTOCK_SOURCE_DIR "/docs/accuracy-rows.md").value();
+  EXPECT_NE(rows.find(line + "\n"), std::string::npos)
+      << "docs/accuracy-rows.md is not current, its first lines say how to write it: " << line;
 }
 
 // Signed errors of one kind of prediction.
@@ -211,8 +217,8 @@ TEST(Accuracy, KorthikantiStatesAndActivations) {
       l.sequence_parallel = sequence_parallel;
       const auto layers = static_cast<double>(model.decoder_layers());
       const double rows = 2048.0 * static_cast<double>(l.micro_batch);
-      return ActivationBytes(model.layer(1), l, rows, 2048) * layers / static_cast<double>(l.pp) *
-             InFlight(l, 0) / (1 << 30);
+      return ActivationBytes(model.layer(1), l, rows, 2048, system.training.fused_attention()) *
+             layers / static_cast<double>(l.pp) * InFlight(l, 0) / (1 << 30);
     };
     const double none = activations(Recompute::kNone, false);
     const double selective = activations(Recompute::kSelective, true);
@@ -250,6 +256,7 @@ TEST(Accuracy, SimumaxAllocatorPeaks) {
     const cost::ModelProfile model = Profile(base, changes);
     Layout layout = Named(Int(row, "tp"), Int(row, "pp"), Int(row, "dp"), Int(row, "cp"), 1, 1);
     layout.ep = Int(row, "ep");
+    layout.recompute = Recompute::kNone;
     // Megatron's even split: embedding and head beside equal numbers of layers.
     layout.cut.assign(static_cast<size_t>(layout.pp), static_cast<int32_t>(layers / layout.pp));
     layout.cut.front() += 1;
@@ -485,12 +492,10 @@ Served Ft530(const cost::ModelProfile& model, const hw::System& system, int64_t 
                static_cast<double>(out), LocalBatch(batch, 1, pp), in * LocalBatch(batch, in, pp));
 }
 
-// The engine's own buffers, contexts and the embedding that it keeps whole on each device: 64 bytes
-// per row and unit of width beside the account, measured by its authors on GPT-6.7B (memory table
-// of the same guide), and 2.2 GB without any sequence.
+// With what that engine keeps free of the memory, as the system file says.
 hw::System FasterTransformerSystem() {
   hw::System system = hw::ReadSystem("dgx-a100-80gb").value();
-  system.device.memory_reserve_bytes = 9.5e9;
+  system.TakeReserve(system.inference);
   return system;
 }
 
@@ -551,17 +556,11 @@ TEST(Accuracy, FasterTransformer530BMemoryBoundaryCrossoverAndWinners) {
 }
 
 TEST(Accuracy, TheHeadOnTheLastStageLimitsEightStagesTo6p65) {
-  // ai-dynamo/aiconfigurator#1459: Qwen3-32B, 8 stages of 8 layers on H20: 3.15 ms, the last 3.90.
-  const double others = 3.15;
-  const double last = 3.90;
-  EXPECT_NEAR((7 * others + last) / last, 6.65, 0.01);
-  // The same from the layers: an even cut leaves the last stage slower by the head; the planner's
-  // own cut does better.
+  // ai-dynamo/aiconfigurator#1459: Qwen3-32B, 8 stages of 8 layers on H20: 3.15 ms each, the last
+  // 3.90, which makes (7 x 3.15 + 3.90) / 3.90 = 6.65. From the layers: an even cut leaves the last
+  // stage slower by the head; the planner's own cut does better.
   const cost::ModelProfile model = Profile("qwen3-32b");
-  hw::System system = hw::ReadSystem("dgx-h100").value();
-  system.device.memory_bandwidth = 4.0e12;  // H20: 4 TB/s, 148 TFLOP/s in bf16
-  system.device.peak_flops = {{hw::Precision::kBf16, 148e12}};
-  system.device.memory_bytes = 96e9;
+  const hw::System system = hw::ReadSystem(PENSTOCK_SOURCE_DIR "/examples/h20.toml").value();
   Workload workload;
   workload.inference.prompt_tokens = {1024, 1024, 1024, 1024};
   workload.inference.output_tokens = {256, 256, 256, 256};

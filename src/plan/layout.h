@@ -72,6 +72,7 @@ struct MemoryAccount {
   double weights = 0;
   double kv = 0;
   double activations = 0;
+  double decoder_activations = 0;  // training: of which decoder layers keep
   double gradients = 0;
   double optimizer = 0;
   double workspace = 0;

@@ -139,14 +139,14 @@ StateBytes TrainingStateBytes(const TrainingWorkload& workload, const Layout& la
 }
 
 double ActivationBytes(const cost::LayerProfile& layer, const Layout& layout, double rows,
-                       double sequence) {
+                       double sequence, bool fused_attention) {
   const auto tp = static_cast<double>(layout.tp);
   const double whole = layout.sequence_parallel ? tp : 1;
   if (layout.recompute == Recompute::kFull && layer.kind == model::LayerKind::kDecoder) {
     return rows * 2 * layer.width / whole;
   }
-  const double attention =
-      layout.recompute == Recompute::kNone ? layer.saved.scores * sequence : layer.saved.stats;
+  const bool scores = layout.recompute == Recompute::kNone && !fused_attention;
+  const double attention = scores ? layer.saved.scores * sequence : layer.saved.stats;
   const double routed = layer.saved.routed / (layout.ep > 1 ? whole : tp);
   return rows * (layer.saved.whole / whole + layer.saved.split / tp + attention / tp + routed);
 }
@@ -181,6 +181,7 @@ struct TrainingClass {
   double dense = 0;  // parameters on one device
   double expert = 0;
   double activations = 0;  // bytes of one micro-batch
+  double decoder = 0;      // of which decoder layers
   double working = 0;      // bytes while the layer runs
   double matrix = 0;       // largest gradient, at 16 bits until it is added to the 32-bit sum
 };
@@ -191,11 +192,13 @@ std::vector<TrainingClass> TrainingClasses(const Context& context, const Layout&
   const TrainingWorkload& workload = context.workload->training;
   const auto sequence = static_cast<double>(workload.sequence_tokens);
   const auto tp = static_cast<double>(layout.tp);
+  const bool fused = context.calibration().fused_attention();
   std::vector<TrainingClass> classes;
   for (const cost::LayerProfile& layer : model.classes) {
     TrainingClass& c = classes.emplace_back();
     std::tie(c.dense, c.expert) = cost::ParametersPerDevice(layer, layout.sharding());
-    c.activations = ActivationBytes(layer, layout, rows, sequence);
+    c.activations = ActivationBytes(layer, layout, rows, sequence, fused);
+    c.decoder = layer.kind == model::LayerKind::kDecoder ? c.activations : 0;
     if (workload.fp32_gradients) {
       c.matrix = 2 * layer.embedding_parameters / tp;
       for (const cost::Product& product : layer.products) {
@@ -205,7 +208,7 @@ std::vector<TrainingClass> TrainingClasses(const Context& context, const Layout&
     if (layout.recompute == Recompute::kFull && layer.kind == model::LayerKind::kDecoder) {
       Layout open = layout;
       open.recompute = Recompute::kSelective;
-      c.working = ActivationBytes(layer, open, rows, sequence);
+      c.working = ActivationBytes(layer, open, rows, sequence, fused);
     }
     if (layer.kind == model::LayerKind::kHead) {
       // Logits in 32 bits and their gradient in place; one micro-batch at a time.
@@ -235,6 +238,7 @@ std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& 
     const auto rank = RankOfStage(layout, static_cast<int64_t>(s));
     MemoryAccount& account = ranks[static_cast<size_t>(rank)];
     double activations = 0;
+    double decoder = 0;
     double working = 0;
     double matrix = 0;
     for (int32_t l = starts[s]; l < starts[s + 1]; ++l) {
@@ -244,11 +248,14 @@ std::vector<MemoryAccount> TrainingMemory(const Context& context, const Layout& 
       account.optimizer += c.dense * dense.optimizer + c.expert * expert.optimizer;
       gathered = std::max(gathered, 2 * (c.dense + c.expert));
       activations += c.activations;
+      decoder += c.decoder;
       working = std::max(working, c.working);
       matrix = std::max(matrix, c.matrix);
     }
-    account.activations +=
-        activations * (shares.empty() ? InFlight(layout, rank) : shares[static_cast<size_t>(rank)]);
+    const double in_flight =
+        shares.empty() ? InFlight(layout, rank) : shares[static_cast<size_t>(rank)];
+    account.activations += activations * in_flight;
+    account.decoder_activations += decoder * in_flight;
     account.workspace = std::max(account.workspace, working + matrix);
   }
   if (!model.long_values.empty()) {

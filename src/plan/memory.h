@@ -35,9 +35,9 @@ StateBytes TrainingStateBytes(const TrainingWorkload& workload, const Layout& la
 
 // Bytes of activations that one micro-batch of `rows` rows (of this device) leaves in one layer, by
 // recompute mode. (Korthikanti et al. 2022, equations 1 to 5, for any layer.) `sequence` is the
-// number of keys.
+// number of keys. With fused attention no scores are kept, also without recomputation.
 double ActivationBytes(const cost::LayerProfile& layer, const Layout& layout, double rows,
-                       double sequence);
+                       double sequence, bool fused_attention);
 
 // Micro-batches (in shares of a rank's layers) whose activations pipeline rank `rank` keeps.
 double InFlight(const Layout& layout, int64_t rank);

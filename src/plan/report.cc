@@ -22,11 +22,15 @@ Json Bytes(double value) {
 }
 
 Json MemoryJson(const MemoryAccount& m) {
-  return Json{{"weights_bytes", Bytes(m.weights)},         {"kv_bytes", Bytes(m.kv)},
-              {"activations_bytes", Bytes(m.activations)}, {"gradients_bytes", Bytes(m.gradients)},
-              {"optimizer_bytes", Bytes(m.optimizer)},     {"workspace_bytes", Bytes(m.workspace)},
-              {"messages_bytes", Bytes(m.messages)},       {"peak_bytes", Bytes(m.peak())},
-              {"capacity_bytes", Bytes(m.capacity)},       {"reserve_bytes", Bytes(m.reserve)}};
+  Json j = {{"weights_bytes", Bytes(m.weights)},         {"kv_bytes", Bytes(m.kv)},
+            {"activations_bytes", Bytes(m.activations)}, {"gradients_bytes", Bytes(m.gradients)},
+            {"optimizer_bytes", Bytes(m.optimizer)},     {"workspace_bytes", Bytes(m.workspace)},
+            {"messages_bytes", Bytes(m.messages)},       {"peak_bytes", Bytes(m.peak())},
+            {"capacity_bytes", Bytes(m.capacity)},       {"reserve_bytes", Bytes(m.reserve)}};
+  if (m.decoder_activations > 0) {
+    j["decoder_activations_bytes"] = Bytes(m.decoder_activations);
+  }
+  return j;
 }
 
 std::string Wrap(const std::string& text, size_t width, const std::string& indent) {
@@ -177,9 +181,9 @@ std::optional<ErrorBand> BandOf(const Context& context) {
     return ErrorBand{-0.13, 0.13, "45 latencies of FasterTransformer, Megatron-530B on A100"};
   }
   if (experts) {
-    return ErrorBand{-0.71, 0.08,
-                     "14 step times of Grok-1 on H100 and GB200, -42 to +8 %, and one of "
-                     "DeepSeek-V3 on GB200 in early software, -71 %"};
+    return ErrorBand{-0.74, 0.23,
+                     "14 step times of Grok-1 on H100 and GB200, -42 to +23 %, and one of "
+                     "DeepSeek-V3 on GB200 in early software, -74 %"};
   }
   return ErrorBand{-0.16, 0.11, "67 step times of dense models on A100, H100, H200 and GB200"};
 }
@@ -334,6 +338,12 @@ std::vector<std::string> Assumptions(const Context& context) {
       fmt::format("reached rates ({}): matrix products {:.0f} % of the peak, memory {:.0f} %",
                   c.source.empty() ? "defaults" : c.source, 100 * c.matrix_efficiency.At(1000),
                   100 * c.memory_efficiency));
+  if (context.workload->mode == Mode::kTraining && !s.engine) {
+    out.push_back(
+        c.fused_attention()
+            ? "attention is fused: no scores are kept, recompute=none and selective are the same"
+            : "attention is not fused: without recomputation all scores are kept");
+  }
   if (s.price_usd_per_device_hour > 0) {
     out.push_back(fmt::format("price: {:.3g} USD per device-hour ({})", s.price_usd_per_device_hour,
                               s.price_source));

@@ -382,10 +382,13 @@ void Searcher::TrainingOf(Layout layout, TrainingPricer& pricer) {
         continue;
       }
       layout.micro_batch = mb;
-      const std::vector<Recompute> modes =
-          fixed_.recompute
-              ? std::vector<Recompute>{*fixed_.recompute}
-              : std::vector<Recompute>{Recompute::kSelective, Recompute::kFull, Recompute::kNone};
+      std::vector<Recompute> modes = {Recompute::kSelective, Recompute::kFull};
+      if (!context_.calibration().fused_attention()) {
+        modes.push_back(Recompute::kNone);  // with fused attention the same as selective
+      }
+      if (fixed_.recompute) {
+        modes = {*fixed_.recompute};
+      }
       for (const Recompute recompute : modes) {
         layout.recompute = recompute;
         // A margin for what simulating changes.

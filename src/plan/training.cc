@@ -86,7 +86,7 @@ ClassStep TrainingPricer::Impl::PriceClass(const cost::LayerProfile& layer,
     if (layout.recompute == Recompute::kFull) {
       out.step.i_s += out.step.f_s;
       times = 2;
-    } else if (layout.recompute == Recompute::kSelective) {
+    } else if (layout.recompute == Recompute::kSelective || c.fused_attention()) {
       out.step.i_s += f.attention_busy_s;
     }
   }
@@ -163,7 +163,8 @@ std::string TrainingPricer::Impl::Cut(Layout& layout) {
     const auto [d, e] = cost::ParametersPerDevice(model.classes[c], layout.sharding());
     fixed.push_back(d * (dense.weights + dense.gradients + dense.optimizer) +
                     e * (expert.weights + expert.gradients + expert.optimizer));
-    live.push_back(ActivationBytes(model.classes[c], layout, rows, sequence));
+    live.push_back(ActivationBytes(model.classes[c], layout, rows, sequence,
+                                   context.calibration().fused_attention()));
   }
   for (size_t u = 0; u < unit_seconds.size(); ++u) {
     const auto c = static_cast<size_t>(model.class_of[u]);
