@@ -1,10 +1,13 @@
 # penstock_module(NAME SOURCES ... DEPS <folders> LIBS <private external targets> PUBLIC_LIBS <public ones>
-#                 TESTS foo_test.cc ... TEST_LIBS <extra targets for the tests> NO_PCH)
+#                 TESTS foo_test.cc ... TEST_LIBS <extra targets for the tests> NO_PCH ALONE bar.cc ...)
 #
 # One static library `penstock_NAME` (alias penstock::NAME) per folder of src/, and one test executable
 # `penstock_NAME_test` whose cases are registered one by one with CTest under the label NAME.
+#
+# With PENSTOCK_UNITY the compiler takes five sources at a time, where names of unnamed namespaces meet: a source that shares such a name
+# with another one of its folder stands in ALONE. A module with NO_PCH compiles each of its sources alone.
 function(penstock_module name)
-  cmake_parse_arguments(ARG "NO_PCH" "" "SOURCES;DEPS;LIBS;PUBLIC_LIBS;TESTS;TEST_LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "NO_PCH" "" "SOURCES;DEPS;LIBS;PUBLIC_LIBS;TESTS;TEST_LIBS;ALONE" ${ARGN})
   set(target penstock_${name})
   if(ARG_SOURCES)
     add_library(${target} STATIC ${ARG_SOURCES})
@@ -23,6 +26,10 @@ function(penstock_module name)
   endif()
   if(PENSTOCK_PCH AND ARG_SOURCES AND NOT ARG_NO_PCH)
     target_precompile_headers(${target} REUSE_FROM penstock_pch)
+  endif()
+  if(PENSTOCK_UNITY AND ARG_SOURCES AND NOT ARG_NO_PCH)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 5)
+    set_source_files_properties(${ARG_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   endif()
   if(PENSTOCK_TESTS AND ARG_TESTS)
     penstock_test(${target}_test LABEL ${name} SOURCES ${ARG_TESTS} LIBS ${target} ${ARG_TEST_LIBS})
