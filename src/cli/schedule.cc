@@ -230,7 +230,7 @@ Result<> ShowLayout(const Flags& flags) {
                                   stage.decoder_layers.back()));
     }
     if (stage.mtp_layers > 0)
-      parts.push_back(fmt::format("{} multi-token-prediction layers", stage.mtp_layers));
+      parts.push_back(Counted(stage.mtp_layers, "multi-token-prediction layer"));
     if (stage.loss)
       parts.emplace_back("loss");
     if (parts.empty())
@@ -240,6 +240,14 @@ Result<> ShowLayout(const Flags& flags) {
   }
   if (flags.common.json)
     PrintJson({{"stages", std::move(stages)}});
+  for (const schedule::LayoutStage& stage : layout) {
+    if (stage.mtp_layers > 0 && stage.chunk < layout.back().chunk) {
+      fmt::print(
+          stderr,
+          "note: m in chunk {} of rank {}; Megatron-LM runs it only in the last chunk ({})\n",
+          stage.chunk, stage.rank, layout.back().chunk);
+    }
+  }
   return {};
 }
 

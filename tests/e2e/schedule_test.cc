@@ -94,6 +94,10 @@ TEST(ScheduleVerb, ListsItsGeneratorsAndReadsLayouts) {
   EXPECT_EQ(layout["stages"][30]["rank"], 14);
   EXPECT_EQ(layout["stages"][31]["loss"], true);
   EXPECT_EQ(layout["stages"][31]["chunk"], 1);
+  // Legal as a layout, but Megatron does not run it.
+  const Finished early = RunPenstock({"schedule", "--layout", "Et|tm||L", "-p", "2", "--json"});
+  EXPECT_EQ(early.status, 0);
+  EXPECT_NE(early.err.find("m in chunk 0 of rank 1"), std::string::npos) << early.err;
 }
 
 TEST(CheckVerb, LegalFilesGiveStatusZeroAndTheirFigures) {

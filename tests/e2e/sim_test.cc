@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <set>
 
 #include "base/json.h"
+#include "support/model_maker.h"
 #include "support/process.h"
 
 namespace penstock {
@@ -191,6 +193,51 @@ TEST(TraceVerb, ComparesTwoSimulationsAndGivesCostsBack) {
   const Json again =
       JsonOf(RunPenstock({"sim", "forward", "-p", "2", "-m", "3", "--costs", costs, "--json"}));
   EXPECT_NEAR(again["makespan_s"].get<double>(), 8.5, 1e-9);
+}
+
+// What ran, and the same laps of a decode ring simulated with its action times: they are laid over
+// each other action by action, and each rank's time is accounted for on both sides.
+TEST(TraceVerb, LaysASimulationOverWhatRan) {
+  const TemporaryFolder folder;
+  const penstock::testing::LlamaShape shape;
+  const std::string model = folder.path() + "/model";
+  penstock::testing::WriteModel(model, penstock::testing::LlamaConfig(shape),
+                                penstock::testing::RandomLlama(shape, 5));
+  const std::string measured = folder.path() + "/measured.json";
+  const std::string planned = folder.path() + "/planned.json";
+  const std::string costs = folder.path() + "/costs.toml";
+  const Finished run = RunPenstock({"run",          "-m",       model,     "--tokens", "1,2,3",
+                                    "--tokens",     "4,5",      "-n",      "8",        "--greedy",
+                                    "--ignore-eos", "--stages", "2",       "--groups", "2",
+                                    "--threads",    "1",        "--trace", measured,   "--json"});
+  ASSERT_EQ(run.status, 0) << run.err;
+  ASSERT_EQ(RunPenstock({"trace", "costs", measured, "-o", costs}).status, 0);
+  ASSERT_EQ(RunPenstock({"sim", "decode-ring", "-p", "2", "-m", "2", "--costs", costs, "--steps",
+                         "8", "--trace", planned})
+                .status,
+            0);
+  const Json diff = JsonOf(RunPenstock({"trace", "diff", planned, measured, "--json"}));
+  EXPECT_EQ(diff["planned"]["steps"], 8);
+  EXPECT_EQ(diff["measured"]["steps"], 8);
+  std::set<std::string> actions;
+  for (const Json& action : diff["actions"]) {
+    EXPECT_EQ(action["count"], 8);
+    EXPECT_GT(action["planned_s"].get<double>(), 0);
+    EXPECT_GT(action["measured_s"].get<double>(), 0);
+    actions.insert(action["action"].get<std::string>());
+  }
+  EXPECT_EQ(actions, (std::set<std::string>{"0F0", "0F1", "1F0", "1F1"}));
+  EXPECT_EQ(diff["only_planned"], Json::array());
+  for (const char* side : {"planned", "measured"}) {
+    for (const Json& rank : diff[side]["ranks"]) {
+      double idle = 0;
+      for (const auto& [key, value] : rank["bubble"].items())
+        idle += value.get<double>();
+      EXPECT_NEAR(idle, rank["idle_s"].get<double>(), 1e-9) << side;
+      EXPECT_NEAR(idle + rank["busy_s"].get<double>(), diff[side]["step_s"].get<double>(), 1e-9)
+          << side;
+    }
+  }
 }
 
 }  // namespace
