@@ -6,8 +6,10 @@
 
 #include "base/json.h"
 #include "base/units.h"
+#include "model/config_place.h"
 #include "model/families/families.h"
 #include "model/inventory.h"
+#include "model/known_keys.h"
 #include "model/variations.h"
 
 namespace penstock::model {
@@ -74,17 +76,7 @@ int64_t CountParameters(const Graph& graph) {
   return sum;
 }
 
-}  // namespace
-
-std::vector<std::string_view> SupportedModelTypes() {
-  std::vector<std::string_view> types;
-  for (const FamilyRow& row : kFamilies) {
-    types.push_back(row.model_type);
-  }
-  return types;
-}
-
-Result<Model> BuildModel(const Json& config, const std::string& source, GraphUse use) {
+Result<Model> Build(const Json& config, const std::string& source, GraphUse use) {
   if (!config.is_object()) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "[model.config] {}: got {}, wanted an object with model_type", source,
@@ -105,12 +97,31 @@ Result<Model> BuildModel(const Json& config, const std::string& source, GraphUse
     PENSTOCK_TRY(RefuseVariationsOutside(outer));
   }
   PENSTOCK_TRY(RefuseNearVariations(reader));
+  PENSTOCK_TRY(RefuseNearKeys(reader));
   PENSTOCK_TRY_ASSIGN(Model model, family->build(reader, family->model_type));
   model.config.model_type = model_type;
   if (use == GraphUse::kRun && model.graph.losses.size() > 1) {
     const int64_t all = CountParameters(model.graph);
     model.graph = WithoutAuxiliaryHeads(model.graph);
     model.config.auxiliary_parameters = all - CountParameters(model.graph);
+  }
+  return model;
+}
+
+}  // namespace
+
+std::vector<std::string_view> SupportedModelTypes() {
+  std::vector<std::string_view> types;
+  for (const FamilyRow& row : kFamilies) {
+    types.push_back(row.model_type);
+  }
+  return types;
+}
+
+Result<Model> BuildModel(const Json& config, const std::string& source, GraphUse use) {
+  Result<Model> model = Build(config, source, use);
+  if (!model.ok()) {
+    return PlaceInFile(model.error(), source);
   }
   return model;
 }

@@ -71,6 +71,24 @@ constexpr std::array<std::string_view, 57> kHarmless = {"_attn_implementation",
 constexpr std::array<std::string_view, 4> kHarmlessToo = {"typical_p", "use_bfloat16", "use_cache",
                                                           "no_repeat_ngram_size"};
 
+constexpr std::array<std::string_view, 17> kSizes = {"head_dim",
+                                                     "hidden_act",
+                                                     "hidden_size",
+                                                     "intermediate_size",
+                                                     "max_position_embeddings",
+                                                     "moe_intermediate_size",
+                                                     "num_attention_heads",
+                                                     "num_experts",
+                                                     "num_experts_per_tok",
+                                                     "num_hidden_layers",
+                                                     "num_key_value_heads",
+                                                     "num_local_experts",
+                                                     "rms_norm_eps",
+                                                     "rope_scaling",
+                                                     "rope_theta",
+                                                     "sliding_window",
+                                                     "vocab_size"};
+
 bool CountsAsAbsent(const Json& value) {
   return value.is_null() || value == false || value == 0 ||
          ((value.is_array() || value.is_object()) && value.empty());
@@ -96,6 +114,24 @@ Result<> RefuseUnknownKeys(const JsonReader& config, std::span<const std::string
                      "what the model computes{}",
                      config.where(), key.substr(0, 60), DumpJson(value).substr(0, 60),
                      near.empty() ? "" : fmt::format("\nDid you mean '{}'?", near));
+  }
+  return {};
+}
+
+Result<> RefuseNearKeys(const JsonReader& config) {
+  for (const auto& [key, value] : config.object().items()) {
+    for (const std::string_view size : kSizes) {
+      const size_t longer = std::max(key.size(), size.size());
+      const size_t shorter = std::min(key.size(), size.size());
+      if (key == size || CountsAsAbsent(value) || config.Contains(size) || longer > shorter + 1 ||
+          EditDistance(key, size) > 2) {
+        continue;
+      }
+      return MakeError(ErrorCode::kInvalidArgument,
+                       "[model.config] {}: {}: unknown key, which would be passed over in "
+                       "silence\nDid you mean '{}'?",
+                       config.where(), key, size);
+    }
   }
   return {};
 }

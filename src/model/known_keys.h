@@ -16,6 +16,10 @@ namespace penstock::model {
 // list counts as absent. Errors: kUnsupported, naming the key.
 Result<> RefuseUnknownKeys(const JsonReader& config, std::span<const std::string_view> known);
 
+// A key that is one or two letters off a size that every family reads, where that one is missing,
+// would leave its default in silence. Errors: kInvalidArgument, naming both.
+Result<> RefuseNearKeys(const JsonReader& config);
+
 // A value of a known key that the family does not compute.
 template <class T>
 Error UnsupportedValue(const JsonReader& config, std::string_view key, const T& got,

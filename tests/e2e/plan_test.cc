@@ -124,6 +124,34 @@ TEST(Plan, BadInputIsStatusTwoWithTheNearestRightThing) {
   EXPECT_NE(system.err.find("system.toml:3: device.memory_bytes"), std::string::npos) << system.err;
 }
 
+// As in TOML: the line, and the key that was meant.
+TEST(Plan, AModelsConfigurationIsRefusedWithFileLineAndKey) {
+  TemporaryFolder folder;
+  const std::string path = folder.path() + "/model.json";
+  const auto refused = [&](const std::string& line) {
+    std::ofstream(path) << "{\n  \"model_type\": \"llama\",\n  \"hidden_size\": 4096,\n"
+                        << line
+                        << "  \"intermediate_size\": 14336,\n  \"num_attention_heads\": 32,\n"
+                           "  \"vocab_size\": 32000\n}\n";
+    const Asked asked = Ask(path, "dgx-h100", 8);
+    EXPECT_EQ(asked.status, 2) << line;
+    return asked.err;
+  };
+  const auto has = [](const std::string& text, const std::string& words) {
+    EXPECT_NE(text.find(words), std::string::npos) << words << "\nin: " << text;
+  };
+  has(refused("  \"num_hidden_layers\": -3,\n"), "model.json:4: num_hidden_layers: got -3");
+  has(refused("  \"num_hidden_layers\": \"32 layers\",\n"),
+      "model.json:4: num_hidden_layers: got \"32 layers\"");
+  const std::string typo = refused("  \"num_hiden_layers\": 32,\n");
+  has(typo, "model.json:4: num_hiden_layers: unknown key");
+  has(typo, "Did you mean 'num_hidden_layers'?");
+  const std::string silent =
+      refused("  \"num_hidden_layers\": 32,\n  \"num_key_value_head\": 8,\n");
+  has(silent, "model.json:5: num_key_value_head: unknown key");
+  has(silent, "Did you mean 'num_key_value_heads'?");
+}
+
 // What others' pipelines cannot hand on is not left out in silence, and the schedule has it.
 TEST(Plan, LaunchersThatCannotHandOnLongValuesRefuseWithTheirList) {
   TemporaryFolder folder;
@@ -142,8 +170,7 @@ TEST(Plan, LaunchersThatCannotHandOnLongValuesRefuseWithTheirList) {
   config["skip_connections"] = {{0, 7}, {1, 6}};
   const Asked skips = ask("megatron", "pp=4");
   EXPECT_EQ(skips.status, 2);
-  EXPECT_NE(skips.err.find("2 values that later stages read: 'hidden/0' 0 -> "),
-            std::string::npos)
+  EXPECT_NE(skips.err.find("2 values that later stages read: 'hidden/0' 0 -> "), std::string::npos)
       << skips.err;
   EXPECT_NE(skips.err.find("--emit penstock"), std::string::npos);
   EXPECT_EQ(ask("penstock", "pp=4").status, 0);
