@@ -190,12 +190,14 @@ std::string StepPlot(const Context& context, const Plan& best) {
 std::string ParetoPlot(const Context& context, const Answer& answer) {
   PointPlot plot;
   const bool training = context.workload->mode == Mode::kTraining;
-  plot.title = training ? "Plans: throughput against time per step"
-                        : "Plans: throughput against time per token";
-  plot.x_title = training ? "time per step" : "time per token";
+  // In training time per step and throughput are one figure; devices are what it is bought with.
+  plot.title =
+      training ? "Plans: throughput against devices" : "Plans: throughput against time per token";
+  plot.x_title = training ? "devices" : "time per token";
   plot.y_title = "tokens/s";
   const auto add = [&](const Plan& p, bool best) {
-    plot.points.push_back({training ? p.step_s : p.tpot_s, p.tokens_per_s,
+    const auto devices = static_cast<double>(p.layout.devices());
+    plot.points.push_back({training ? devices : p.tpot_s, p.tokens_per_s,
                            p.layout.pp > 1 ? "s2" : "s1",
                            fmt::format("{} ({}): {:.0f} tokens/s, {}", LayoutText(p.layout),
                                        Counted(p.layout.devices(), "device"), p.tokens_per_s,
@@ -209,7 +211,9 @@ std::string ParetoPlot(const Context& context, const Answer& answer) {
     add(answer.search.plans[i], i == 0);
   }
   plot.legend = {{"s1", "without stages"}, {"s2", "with stages"}};
-  plot.format_x = [](double v) { return FormatSeconds(v); };
+  plot.format_x = [training](double v) {
+    return training ? fmt::format("{:.0f}", v) : FormatSeconds(v);
+  };
   plot.format_y = Tokens;
   return DrawPoints(plot);
 }

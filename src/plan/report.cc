@@ -33,6 +33,31 @@ Json MemoryJson(const MemoryAccount& m) {
   return j;
 }
 
+// At most `most` of a Pareto set: evenly over it as it is sorted, and the best in each respect.
+std::vector<const Plan*> Spread(const std::vector<Plan>& plans, size_t most) {
+  std::set<size_t> taken;
+  const auto best = [&](const auto& of) {
+    const auto it = std::min_element(plans.begin(), plans.end(),
+                                     [&](const Plan& a, const Plan& b) { return of(a) < of(b); });
+    taken.insert(static_cast<size_t>(it - plans.begin()));
+  };
+  if (plans.size() > most) {
+    best([](const Plan& p) { return -p.tokens_per_s; });
+    best([](const Plan& p) { return p.cost_per_million_tokens; });
+    best([](const Plan& p) { return p.memory.peak(); });
+    best([](const Plan& p) { return p.tpot_s; });
+  }
+  const size_t even = std::min(plans.size(), most - taken.size());
+  for (size_t i = 0; i < even; ++i) {
+    taken.insert(even < 2 ? i : i * (plans.size() - 1) / (even - 1));
+  }
+  std::vector<const Plan*> out;
+  for (const size_t i : taken) {
+    out.push_back(&plans[i]);
+  }
+  return out;
+}
+
 std::string Wrap(const std::string& text, size_t width, const std::string& indent) {
   std::string out;
   size_t column = 0;
@@ -237,6 +262,9 @@ Json AnswerJson(const Context& context, const Answer& answer, int top) {
     };
     const BreakEven& e = v.break_even;
     verdict["break_even"] = Json{{"batch", maybe(e.batch)},
+                                 {"weights_s", Number(e.weights_s)},
+                                 {"arithmetic_row_s", Number(e.arithmetic_row_s)},
+                                 {"activations_row_s", Number(e.activations_row_s)},
                                  {"sequences", maybe(e.sequences)},
                                  {"requests_per_s", maybe(e.requests_per_s)},
                                  {"full_groups", e.full_groups},
@@ -277,8 +305,8 @@ Json AnswerJson(const Context& context, const Answer& answer, int top) {
     j["plans"].push_back(PlanJson(answer.search.plans[i]));
   }
   j["pareto"] = Json::array();
-  for (size_t i = 0; i < answer.search.pareto.size() && i < 64; ++i) {
-    j["pareto"].push_back(PlanJson(answer.search.pareto[i]));
+  for (const Plan* plan : Spread(answer.search.pareto, 64)) {
+    j["pareto"].push_back(PlanJson(*plan));
   }
   j["rejected"] = Json::array();
   for (const Rejected& r : answer.search.rejected) {

@@ -71,7 +71,10 @@ class Searcher {
   void Inference();
   void InferenceOf(int64_t tp, int64_t pp, InferencePricer& pricer);
   void Training();
-  void TrainingOf(Layout layout, TrainingPricer& pricer);
+  std::vector<Layout> TrainingVariants(Layout layout) const;
+  void BestTrainingOf(const std::vector<Layout>& layouts, TrainingPricer& pricer);
+  bool CannotMatter(const Layout& layout, TrainingPricer& pricer) const;
+  double TokensPerStep() const;
   void TrainingShape(const Layout& layout, TrainingPricer& pricer);
   bool SetFixedCut(Layout& layout) const;
   bool TooHeavy(const Layout& layout);
@@ -91,8 +94,8 @@ class Searcher {
   std::map<LayoutKey, Plan> best_;          // that fit
   std::map<LayoutKey, Rejected> rejected_;  // nearest to fitting
   std::map<std::tuple<int64_t, int64_t, hw::Precision, bool>, double> whole_bytes_;
-  std::vector<Plan> front_;  // running Pareto set
-  double best_tokens_per_s_ = 0;
+  std::vector<Plan> front_;          // running Pareto set
+  double best_of_kind_[2] = {0, 0};  // tokens/s without and with stages
   std::unique_ptr<TrainingPricer> training_;
 };
 
@@ -124,7 +127,8 @@ void Searcher::Reject(Plan plan, const Why& why) {
 
 void Searcher::Accept(Plan plan) {
   const LayoutKey key = KeyOf(plan.layout);
-  best_tokens_per_s_ = std::max(best_tokens_per_s_, plan.tokens_per_s);
+  double& best_of_kind = best_of_kind_[plan.layout.pp > 1];
+  best_of_kind = std::max(best_of_kind, plan.tokens_per_s);
   const Mode mode = context_.workload->mode;
   bool dominated = options_.only_best;
   for (const Plan& other : front_) {
@@ -354,6 +358,10 @@ void Searcher::TrainingShape(const Layout& base, TrainingPricer& pricer) {
         Reject(std::move(plan), [&](const Plan&) { return impossible; });
         continue;
       }
+      if (options_.prune && CannotMatter(plan.layout, pricer)) {
+        ++result_.pruned;
+        continue;
+      }
       ++result_.evaluated;
       if (pricer.Price(plan)) {
         Accept(std::move(plan));
@@ -364,17 +372,42 @@ void Searcher::TrainingShape(const Layout& base, TrainingPricer& pricer) {
   }
 }
 
-void Searcher::TrainingOf(Layout layout, TrainingPricer& pricer) {
+double Searcher::TokensPerStep() const {
   const TrainingWorkload& w = context_.workload->training;
-  // No layout of so few devices can be faster than its arithmetic at the peak rate.
-  const double tokens = static_cast<double>(w.global_batch * w.sequence_tokens);
-  const double least_s = 3 * cost::ModelFlops(*context_.model, tokens, 0, tokens) /
-                         (static_cast<double>(layout.devices()) *
-                          context_.system->device.Rate(layout.precision).second);
-  if (options_.prune && tokens / least_s < best_tokens_per_s_) {
-    ++result_.pruned;
-    return;
+  return static_cast<double>(w.global_batch * w.sequence_tokens);
+}
+
+// Whether bounds say that the layout changes nothing of the answer: neither the best of its devices
+// nor the Pareto set; of a search for the best alone, neither the first with nor without stages.
+bool Searcher::CannotMatter(const Layout& layout, TrainingPricer& pricer) const {
+  const LeastPlan least = pricer.Least(layout);
+  if (options_.only_best) {
+    return least.peak_bytes > context_.system->device.usable_bytes() ||
+           TokensPerStep() < kSimulationMargin * best_of_kind_[layout.pp > 1] * least.step_s;
   }
+  const auto best = best_.find(KeyOf(layout));
+  if (best == best_.end()) {
+    return false;
+  }
+  if (least.peak_bytes > context_.system->device.usable_bytes()) {
+    return true;  // rejections of what has a plan are not kept
+  }
+  Plan ideal;
+  ideal.step_s = least.step_s;
+  ideal.tokens_per_s = TokensPerStep() / least.step_s;
+  if (best->second.tokens_per_s < ideal.tokens_per_s) {
+    return false;
+  }
+  ideal.cost_per_million_tokens =
+      UsdPerMillionTokens(*context_.system, layout.devices(), ideal.tokens_per_s);
+  ideal.memory.weights = least.peak_bytes;
+  return std::any_of(front_.begin(), front_.end(),
+                     [&](const Plan& plan) { return Dominates(plan, ideal, Mode::kTraining); });
+}
+
+std::vector<Layout> Searcher::TrainingVariants(Layout layout) const {
+  const TrainingWorkload& w = context_.workload->training;
+  std::vector<Layout> out;
   for (const int64_t ep : ExpertParallel(layout)) {
     layout.ep = ep;
     for (const int64_t mb : Or(fixed_.micro_batch, {1, 2, 4, 8})) {
@@ -391,14 +424,29 @@ void Searcher::TrainingOf(Layout layout, TrainingPricer& pricer) {
       }
       for (const Recompute recompute : modes) {
         layout.recompute = recompute;
-        // A margin for what simulating changes.
-        if (options_.only_best &&
-            tokens < 0.95 * best_tokens_per_s_ * pricer.LeastStepSeconds(layout)) {
-          ++result_.pruned;
-          continue;
-        }
-        TrainingShape(layout, pricer);
+        out.push_back(layout);
       }
+    }
+  }
+  return out;
+}
+
+// The most promising first, until no bound promises more than was found.
+void Searcher::BestTrainingOf(const std::vector<Layout>& layouts, TrainingPricer& pricer) {
+  std::vector<std::pair<double, Layout>> candidates;
+  for (const Layout& layout : layouts) {
+    for (Layout& variant : TrainingVariants(layout)) {
+      const double least_s = pricer.LeastStepSeconds(variant);
+      candidates.emplace_back(least_s, std::move(variant));
+    }
+  }
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [least_s, layout] : candidates) {
+    if (TokensPerStep() < kSimulationMargin * best_of_kind_[layout.pp > 1] * least_s) {
+      ++result_.pruned;
+    } else {
+      TrainingShape(layout, pricer);
     }
   }
 }
@@ -431,20 +479,29 @@ void Searcher::Training() {
       }
     }
   }
+  std::erase_if(layouts, [&](const Layout& layout) {
+    if (layout.devices() <= options_.devices) {
+      return false;
+    }
+    Plan plan;
+    plan.layout = layout;
+    plan.layout.cut.assign(static_cast<size_t>(std::min<int64_t>(layout.pp, 1 << 12)), 0);
+    Reject(std::move(plan), [&](const Plan&) {
+      return fmt::format("needs {} of {}", Counted(layout.devices(), "device"), options_.devices);
+    });
+    return true;
+  });
+  if (options_.only_best) {
+    BestTrainingOf(layouts, *training_);
+    return;
+  }
   // Most devices first: their plans prune the rest.
   std::stable_sort(layouts.begin(), layouts.end(),
                    [](const Layout& a, const Layout& b) { return a.devices() > b.devices(); });
   for (const Layout& layout : layouts) {
-    if (layout.devices() > options_.devices) {
-      Plan plan;
-      plan.layout = layout;
-      plan.layout.cut.assign(static_cast<size_t>(std::min<int64_t>(layout.pp, 1 << 12)), 0);
-      Reject(std::move(plan), [&](const Plan&) {
-        return fmt::format("needs {} of {}", Counted(layout.devices(), "device"), options_.devices);
-      });
-      continue;
+    for (const Layout& variant : TrainingVariants(layout)) {
+      TrainingShape(variant, *training_);
     }
-    TrainingOf(layout, *training_);
   }
 }
 
@@ -463,7 +520,10 @@ void Searcher::SimulateBest() {
   for (size_t i = 0; i < result_.plans.size(); ++i) {
     Plan& plan = result_.plans[i];
     const int64_t actions = plan.layout.stages() * plan.layout.micro_batches;
-    if (i < most && plan.layout.pp > 1 && actions <= 400000) {
+    // Of a search for the best alone only what simulating can make the best with stages.
+    const bool matters =
+        !options_.only_best || plan.tokens_per_s >= kSimulationMargin * best_of_kind_[1];
+    if (i < most && plan.layout.pp > 1 && matters && actions <= 400000) {
       const Result<std::string> why = training_->Simulate(plan);
       result_.simulated += why.ok() ? 1 : 0;
       if (why.ok() && !why.value().empty()) {
@@ -570,6 +630,12 @@ SearchResult Searcher::Take() {
               };
               return rank(a) < rank(b);
             });
+  for (const Rejected& rejected : result_.rejected) {
+    if (rejected.plan.layout.pp == 1 && rejected.plan.memory.peak() > 0) {
+      result_.nearest_without = rejected;
+      break;
+    }
+  }
   if (result_.rejected.size() > options_.keep_rejected) {
     result_.rejected.resize(options_.keep_rejected);
   }
@@ -579,8 +645,8 @@ SearchResult Searcher::Take() {
 }  // namespace
 
 void SortPlans(std::vector<Plan>& plans) {
-  std::sort(plans.begin(), plans.end(),
-            [](const Plan& a, const Plan& b) { return a.tokens_per_s > b.tokens_per_s; });
+  std::stable_sort(plans.begin(), plans.end(),
+                   [](const Plan& a, const Plan& b) { return a.tokens_per_s > b.tokens_per_s; });
   if (plans.empty()) {
     return;
   }
@@ -616,6 +682,11 @@ void Merge(SearchResult part, Mode mode, SearchResult& all) {
     }
   }
   all.pareto = std::move(front);
+  if (part.nearest_without &&
+      (!all.nearest_without ||
+       (part.nearest_without->plan.memory.fits() && !all.nearest_without->plan.memory.fits()))) {
+    all.nearest_without = std::move(part.nearest_without);
+  }
   all.evaluated += part.evaluated;
   all.pruned += part.pruned;
   all.seconds_s += part.seconds_s;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,8 @@ struct SearchResult {
   std::vector<Plan> plans;         // best first, one per (dp, tp, pp, ep, cp)
   std::vector<Plan> pareto;        // of latency, throughput, cost and memory; among all that fit
   std::vector<Rejected> rejected;  // nearest first
-  int64_t evaluated = 0;           // by closed form; pruned ones not counted
+  std::optional<Rejected> nearest_without;  // stages, of all that were rejected with figures
+  int64_t evaluated = 0;                    // by closed form; pruned ones not counted
   int64_t pruned = 0;
   double seconds_s = 0;
   int64_t simulated = 0;

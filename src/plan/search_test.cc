@@ -3,10 +3,14 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <tuple>
 
 #include "base/config_path.h"
 #include "base/json.h"
+#include "base/units.h"
 #include "model/config.h"
 #include "plan/emit.h"
 #include "plan/memory.h"
@@ -55,6 +59,18 @@ struct Question {
   }
 };
 
+// Figures that a plan of a list is known by.
+std::vector<std::tuple<double, double, double, std::string>> FiguresOf(
+    const std::vector<Plan>& plans) {
+  std::vector<std::tuple<double, double, double, std::string>> out;
+  for (const Plan& p : plans) {
+    out.emplace_back(p.tokens_per_s, p.cost_per_million_tokens, p.memory.peak(),
+                     p.layout.schedule + " " + LayoutText(p.layout));
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 TEST(Search, PruningLosesNothing) {
   const Question questions[] = {
       Question("llama-3.1-8b", "dgx-h100", "training", {"global_batch=64"}),
@@ -65,13 +81,133 @@ TEST(Search, PruningLosesNothing) {
   for (const Question& q : questions) {
     const SearchResult fast = q.Find(16);
     const SearchResult whole = q.Find(16, "", false);
+    EXPECT_EQ(FiguresOf(fast.plans), FiguresOf(whole.plans)) << q.model.name;
+    EXPECT_EQ(FiguresOf(fast.pareto), FiguresOf(whole.pareto)) << q.model.name;
     ASSERT_EQ(fast.plans.empty(), whole.plans.empty()) << q.model.name;
     if (!fast.plans.empty()) {
-      EXPECT_EQ(fast.plans[0].tokens_per_s, whole.plans[0].tokens_per_s) << q.model.name;
       EXPECT_EQ(LayoutText(fast.plans[0].layout), LayoutText(whole.plans[0].layout));
     }
-    EXPECT_LE(fast.evaluated, whole.evaluated);
+    if (q.workload.mode == Mode::kTraining) {
+      EXPECT_LT(fast.evaluated, whole.evaluated);
+      EXPECT_EQ(fast.evaluated + fast.pruned, whole.evaluated);
+    }
   }
+}
+
+TEST(Search, ForTheBestAloneFindsTheBestWithAndWithoutStages) {
+  const Question questions[] = {
+      Question("llama-3.1-8b", "dgx-h100", "training", {"global_batch=64"}),
+      Question("llama-3.1-8b", "rtx-4090", "training", {"global_batch=48"}),
+      Question("mixtral-8x7b", "dgx-a100-80gb", "training", {"global_batch=32"}),
+      Question("llama-3.1-70b", "dgx-h100", "training", {"global_batch=128"}),
+  };
+  for (const Question& q : questions) {
+    for (const int64_t devices : {16, 64}) {
+      SearchOptions options;
+      options.devices = devices;
+      const SearchResult whole = Search(q.context(), options).value();
+      options.only_best = true;
+      const SearchResult best = Search(q.context(), options).value();
+      EXPECT_LT(best.evaluated, whole.evaluated);
+      ASSERT_EQ(best.plans.empty(), whole.plans.empty());
+      for (const bool staged : {false, true}) {
+        const auto first = [&](const SearchResult& result) {
+          const auto it = std::find_if(result.plans.begin(), result.plans.end(),
+                                       [&](const Plan& p) { return (p.layout.pp > 1) == staged; });
+          return it == result.plans.end() ? std::string("none")
+                                          : fmt::format("{} {} {}", LayoutText(it->layout),
+                                                        it->layout.schedule, it->tokens_per_s);
+        };
+        EXPECT_EQ(first(best), first(whole)) << q.model.name << " on " << devices;
+      }
+    }
+  }
+}
+
+TEST(Search, TheLeastOfATrainingLayoutIsNoMoreThanItsPrice) {
+  for (const char* name : {"llama-3.1-8b", "deepseek-v3", "smollm2-135m"}) {
+    const Question q(name, "dgx-h200", "training", {"global_batch=240"});
+    TrainingPricer pricer(q.context());
+    int tight = 0;
+    int all = 0;
+    for (const int64_t pp : {1, 2, 3, 7, 10}) {
+      for (const auto& [schedule, chunks] :
+           std::vector<std::pair<std::string, int64_t>>{{"gpipe", 1},
+                                                        {"1f1b", 1},
+                                                        {"interleaved-1f1b", 2},
+                                                        {"looped-bfs", 3},
+                                                        {"interleaved-zb", 2},
+                                                        {"zb-h1", 1},
+                                                        {"zb-h2", 1},
+                                                        {"zb-v", 2},
+                                                        {"v-half", 2},
+                                                        {"v-min", 2},
+                                                        {"dualpipe-v", 2}}) {
+        for (const auto& [dp, tp, mb] :
+             {std::tuple<int64_t, int64_t, int64_t>{1, 1, 1}, {8, 1, 2}, {6, 8, 5}}) {
+          for (const int zero : {0, 1, 3}) {
+            Plan plan;
+            plan.layout.pp = pp;
+            plan.layout.dp = dp;
+            plan.layout.tp = tp;
+            plan.layout.micro_batch = mb;
+            plan.layout.schedule = schedule;
+            plan.layout.chunks = chunks;
+            plan.layout.zero = zero;
+            if (!Impossible(q.context(), plan.layout).empty()) {
+              continue;
+            }
+            const LeastPlan least = pricer.Least(plan.layout);
+            pricer.Price(plan);
+            const std::string what =
+                fmt::format("{} {} {}", name, schedule, LayoutText(plan.layout));
+            EXPECT_LE(least.step_s, plan.step_s) << what;
+            EXPECT_LE(pricer.LeastStepSeconds(plan.layout), plan.step_s) << what;
+            EXPECT_LE(least.peak_bytes, plan.memory.peak()) << what;
+            tight += least.step_s > 0.8 * plan.step_s ? 1 : 0;
+            ++all;
+          }
+        }
+      }
+    }
+    EXPECT_GT(tight, all / 2) << name;  // a bound that says something
+  }
+}
+
+// Fewer devices are slower and cheaper: whoever looks for the cheapest finds them.
+TEST(Search, TheParetoSetOfTrainingHoldsTheCheapestPlanAndTheOneOfLeastMemory) {
+  const Question q("llama-3.1-8b", "dgx-h100", "training", {"global_batch=64"});
+  const SearchResult result = q.Find(64);
+  const auto least = [](const std::vector<Plan>& plans, const auto& of) {
+    double value = INFINITY;
+    for (const Plan& p : plans) {
+      value = std::min(value, of(p));
+    }
+    return value;
+  };
+  int64_t fewest = 64;
+  for (const Plan& p : result.pareto) {
+    fewest = std::min(fewest, p.layout.devices());
+  }
+  EXPECT_LT(fewest, 16);
+  for (const int64_t devices : {8, 16, 32, 64}) {
+    const SearchResult there = q.Find(devices, "", false);
+    const auto cost = [](const Plan& p) { return p.cost_per_million_tokens; };
+    const auto peak = [](const Plan& p) { return p.memory.peak(); };
+    EXPECT_LE(least(result.pareto, cost), least(there.plans, cost) * 1.02) << devices;
+    EXPECT_LE(least(result.pareto, peak), least(there.plans, peak) * 1.02) << devices;
+  }
+  // A script gets a part of a large set, the cheapest in it.
+  Answer answer;
+  answer.search = result;
+  const Json shown = AnswerJson(q.context(), answer, 1)["pareto"];
+  EXPECT_LE(shown.size(), 64u);
+  double cheapest = INFINITY;
+  for (const Json& plan : shown) {
+    cheapest = std::min(cheapest, plan["cost_per_million_tokens"].get<double>());
+  }
+  EXPECT_EQ(cheapest,
+            least(result.pareto, [](const Plan& p) { return p.cost_per_million_tokens; }));
 }
 
 TEST(Search, SeveralPrecisionsAreSearchedAndTheBestStandsFirst) {
@@ -148,6 +284,46 @@ TEST(Verdict, TheBreakEvenBatchIsRateOverBandwidth) {
                          (q.system.device.memory_bandwidth * c.memory_efficiency);
   ASSERT_TRUE(v.break_even.batch);
   EXPECT_NEAR(*v.break_even.batch / by_hand, 1, 0.15);  // rows are read and written too
+  // The terms that stand beside it give it, to the next whole row.
+  const BreakEven& e = v.break_even;
+  const double by_terms = e.weights_s / (e.arithmetic_row_s - e.activations_row_s);
+  EXPECT_LE(by_terms, *e.batch);
+  EXPECT_GT(by_terms, *e.batch - 1.5);
+  EXPECT_NEAR(e.weights_s / e.arithmetic_row_s / by_hand, 1, 0.05);
+  const std::string line =
+      fmt::format("with {:.0f} or more rows per read of the weights", *e.batch);
+  const std::string terms = fmt::format(
+      ": weights {} / (arithmetic {} - activations {} per row).", FormatSeconds(e.weights_s),
+      FormatSeconds(e.arithmetic_row_s), FormatSeconds(e.activations_row_s));
+  EXPECT_TRUE(std::any_of(v.lines.begin(), v.lines.end(), [&](const std::string& text) {
+    return text.find(line) != std::string::npos && text.ends_with(terms);
+  })) << terms;
+}
+
+TEST(Verdict, WhatBindsALayoutThatWasAskedForIsItsOwn) {
+  const Question serve("llama-3.1-8b", "dgx-h100", "inference");
+  const Verdict two = serve.Answer(2, "pp=2");
+  ASSERT_TRUE(two.best);
+  EXPECT_FALSE(two.without);
+  EXPECT_EQ(two.bound_by, two.best->bound_by);
+  EXPECT_NE(two.bound_by, "capacity");
+  EXPECT_NE(two.reason.find("--fix leaves no layout without stages"), std::string::npos);
+  const Question train("llama-3.1-8b", "dgx-h100", "training", {"global_batch=64"});
+  for (const char* fix :
+       {"chunks=2", "schedule=zb-v", "schedule=interleaved-1f1b", "layers=16/16"}) {
+    const Verdict v = train.Answer(16, fix);
+    ASSERT_TRUE(v.best) << fix << v.reason;
+    EXPECT_EQ(v.bound_by, v.best->bound_by) << fix;
+    EXPECT_NE(v.bound_by, "capacity") << fix;
+    EXPECT_NE(v.reason.find("--fix leaves no layout without stages"), std::string::npos)
+        << v.reason;
+  }
+  // One device of two holds it no more: then it is capacity.
+  const Verdict big = Question("llama-3.1-70b", "dgx-h100", "inference").Answer(3, "tp=1");
+  ASSERT_TRUE(big.best) << big.reason;
+  EXPECT_FALSE(big.without);
+  EXPECT_EQ(big.bound_by, "capacity");
+  EXPECT_NE(big.reason.find("without stages nothing fits"), std::string::npos) << big.reason;
 }
 
 TEST(Verdict, TheBreakEvenTrafficIsWhereTheBestPlanChangesSides) {

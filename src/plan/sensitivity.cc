@@ -202,8 +202,9 @@ std::optional<Plan> Finder::Priced(const Knob& knob, double factor) {
     }
     SortPlans(plans);
     int simulated = 0;
+    const double least = plans.empty() ? 0 : kSimulationMargin * plans.front().tokens_per_s;
     for (size_t i = 0; training_ && i < plans.size() && simulated < 3; ++i) {
-      if (plans[i].layout.pp > 1 &&
+      if (plans[i].layout.pp > 1 && plans[i].tokens_per_s >= least &&
           plans[i].layout.stages() * plans[i].layout.micro_batches <= 20000) {
         ++simulated;
         const Result<std::string> why = training.Simulate(plans[i]);

@@ -28,6 +28,23 @@ struct ClassStep {
   double total_s() const { return step.f_s + step.i_s + step.w_s; }
 };
 
+// What does not depend on stages: by class of layers, and all layers together.
+struct Prices {
+  std::vector<ClassStep> classes;
+  StageStep all;
+  double dense = 0;  // parameters on one device
+  double expert = 0;
+  double activations = 0;  // bytes of one micro-batch
+};
+
+// Of one micro-batch.
+struct IdleParts {
+  double slowest_s = 0;    // rank
+  double others_s = 0;     // all other ranks
+  double beyond_w_s = 0;   // sum over ranks: F + I beyond W, where it is
+  double beyond_2w_s = 0;  // and beyond twice W
+};
+
 using PriceKey = std::tuple<int64_t, int64_t, int64_t, int64_t, bool, Recompute, hw::Precision>;
 using CutKey = std::tuple<PriceKey, int64_t, int64_t, std::string, int, int64_t, int64_t, double>;
 
@@ -44,12 +61,22 @@ struct TrainingPricer::Impl {
     unit_live.resize(c.model->class_of.size());
   }
 
-  const std::vector<ClassStep>& Classes(const Layout& layout);
+  const Prices& PricesOf(const Layout& layout);
+
+  const std::vector<ClassStep>& Classes(const Layout& layout) { return PricesOf(layout).classes; }
+
+  double Rows(const Layout& layout) const {
+    return static_cast<double>(layout.micro_batch) * static_cast<double>(work.sequence_tokens) /
+           static_cast<double>(layout.cp);
+  }
+
+  double OptimizerSeconds(const Layout& layout, double dense, double expert) const;
+  double IdleSeconds(const Layout& layout, const IdleParts& parts) const;
   ClassStep PriceClass(const cost::LayerProfile& layer, const Layout& layout) const;
   std::string Cut(Layout& layout);
   double HopSeconds(const Layout& layout) const;
-  double GradientSeconds(const Layout& layout, double params, double expert_params,
-                         double compute_s, double* hidden_s) const;
+  double ExchangeSeconds(const Layout& layout, double params, double expert_params) const;
+  double ExposedExchange(const Layout& layout, double seconds, double compute_s) const;
   void Finish(Plan& plan, double schedule_s, double busy_s);
   std::string Judge(const Plan& plan) const;
 
@@ -58,7 +85,7 @@ struct TrainingPricer::Impl {
   double model_flops = 0;
   bool weigh_crossing = false;  // in cuts
   std::vector<double> unit_seconds, unit_fixed, unit_live;
-  std::map<PriceKey, std::vector<ClassStep>> prices;
+  std::map<PriceKey, Prices> prices;
   std::map<CutKey, std::vector<int32_t>> cuts;
 };
 
@@ -101,17 +128,33 @@ ClassStep TrainingPricer::Impl::PriceClass(const cost::LayerProfile& layer,
   return out;
 }
 
-const std::vector<ClassStep>& TrainingPricer::Impl::Classes(const Layout& layout) {
+const Prices& TrainingPricer::Impl::PricesOf(const Layout& layout) {
   const PriceKey key{
       layout.tp,        layout.ep,       layout.cp, layout.micro_batch, layout.sequence_parallel,
       layout.recompute, layout.precision};
   auto it = prices.find(key);
   if (it == prices.end()) {
-    std::vector<ClassStep> steps;
+    Prices p;
+    const auto sequence = static_cast<double>(work.sequence_tokens);
+    std::vector<double> dense, expert, activations;
     for (const cost::LayerProfile& layer : context.model->classes) {
-      steps.push_back(PriceClass(layer, layout));
+      p.classes.push_back(PriceClass(layer, layout));
+      const auto [d, e] = cost::ParametersPerDevice(layer, layout.sharding());
+      dense.push_back(d);
+      expert.push_back(e);
+      activations.push_back(ActivationBytes(layer, layout, Rows(layout), sequence,
+                                            context.system->training.fused_attention()));
     }
-    it = prices.emplace(key, std::move(steps)).first;
+    for (const int32_t class_of : context.model->class_of) {
+      const auto c = static_cast<size_t>(class_of);
+      p.all.f_s += p.classes[c].step.f_s;
+      p.all.i_s += p.classes[c].step.i_s;
+      p.all.w_s += p.classes[c].step.w_s;
+      p.dense += dense[c];
+      p.expert += expert[c];
+      p.activations += activations[c];
+    }
+    it = prices.emplace(key, std::move(p)).first;
   }
   return it->second;
 }
@@ -241,10 +284,9 @@ double TrainingPricer::Impl::HopSeconds(const Layout& layout) const {
                             rows * width * 2 / static_cast<double>(layout.tp));
 }
 
-// What nothing hides of the exchange of gradients and weights between replicas.
-double TrainingPricer::Impl::GradientSeconds(const Layout& layout, double params,
-                                             double expert_params, double compute_s,
-                                             double* all_s) const {
+// The exchange of gradients and weights between replicas.
+double TrainingPricer::Impl::ExchangeSeconds(const Layout& layout, double params,
+                                             double expert_params) const {
   const hw::System& system = *context.system;
   const double gradient = work.fp32_gradients ? 4 : 2;
   const auto exchange = [&](double n, const hw::Group& group) {
@@ -267,12 +309,49 @@ double TrainingPricer::Impl::GradientSeconds(const Layout& layout, double params
         layout.ep > 1 ? layout.dp * layout.cp * layout.tp / layout.ep : layout.dp * layout.cp;
     seconds += exchange(expert_params, {replicas, layout.ep > 1 ? layout.ep : layout.tp});
   }
-  *all_s = seconds;
+  return seconds;
+}
+
+// What nothing hides of it.
+double TrainingPricer::Impl::ExposedExchange(const Layout& layout, double seconds,
+                                             double compute_s) const {
   const double share = context.calibration().exposed_data_parallel;
   if (layout.zero >= 2) {  // hidden behind the layers of the same micro-batch, where it fits
     return std::max(share * seconds, seconds - compute_s);
   }
   return share * seconds;
+}
+
+double TrainingPricer::Impl::OptimizerSeconds(const Layout& layout, double dense,
+                                              double expert) const {
+  const StateBytes state = TrainingStateBytes(work, layout, false);
+  const double replicas = static_cast<double>(layout.dp * layout.cp);
+  const double touched = dense * (2 * state.optimizer + 4 + 2 / (layout.zero > 0 ? replicas : 1)) +
+                         expert * 2 * TrainingStateBytes(work, layout, true).optimizer;
+  return touched /
+         (context.system->device.memory_bandwidth * context.calibration().memory_efficiency);
+}
+
+// What the schedule leaves idle of the slowest rank's time, by closed forms.
+double TrainingPricer::Impl::IdleSeconds(const Layout& layout, const IdleParts& parts) const {
+  const auto p = static_cast<double>(layout.pp);
+  const auto v = static_cast<double>(layout.chunks);
+  const double rest = (p - 1) / p;
+  const std::string& schedule = layout.schedule;
+  if (schedule == "interleaved-1f1b" || schedule == "looped-bfs") {
+    const auto left = layout.micro_batches % layout.pp;
+    return parts.others_s / v +
+           (left != 0 ? static_cast<double>(layout.pp - left) * (v - 1) / v * parts.slowest_s : 0);
+  }
+  if (schedule == "zb-h1" || schedule == "dualpipe-v" || schedule == "interleaved-zb" ||
+      schedule == "v-half") {
+    return rest * parts.beyond_w_s / (schedule == "interleaved-zb" ? v : 1) *
+           (schedule == "dualpipe-v" ? 0.5 : 1);
+  }
+  if (schedule == "zb-h2" || schedule == "zb-v") {
+    return rest * parts.beyond_2w_s;
+  }
+  return parts.others_s;
 }
 
 void TrainingPricer::Impl::Finish(Plan& plan, double schedule_s, double busy_s) {
@@ -305,16 +384,9 @@ void TrainingPricer::Impl::Finish(Plan& plan, double schedule_s, double busy_s) 
   }
   const size_t fullest =
       static_cast<size_t>(std::max_element(dense.begin(), dense.end()) - dense.begin());
-  double all_gradient_s = 0;
   const double gradient_s =
-      GradientSeconds(layout, dense[fullest], expert[fullest], busy_s, &all_gradient_s);
-  const StateBytes state = TrainingStateBytes(work, layout, false);
-  const double replicas = static_cast<double>(layout.dp * layout.cp);
-  const double touched =
-      dense[fullest] * (2 * state.optimizer + 4 + 2 / (layout.zero > 0 ? replicas : 1)) +
-      expert[fullest] * 2 * TrainingStateBytes(work, layout, true).optimizer;
-  const double optimizer_s =
-      touched / (context.system->device.memory_bandwidth * c.memory_efficiency);
+      ExposedExchange(layout, ExchangeSeconds(layout, dense[fullest], expert[fullest]), busy_s);
+  const double optimizer_s = OptimizerSeconds(layout, dense[fullest], expert[fullest]);
   plan.step_s = schedule_s + gradient_s + optimizer_s + c.fixed_per_step_s;
   plan.gradient_s = gradient_s;
   plan.optimizer_s = optimizer_s;
@@ -339,9 +411,8 @@ void TrainingPricer::Impl::Finish(Plan& plan, double schedule_s, double busy_s) 
                       ? (plan.memory_s > plan.compute_s ? "memory time" : "compute")
                       : (largest == plan.bubble_s ? "bubbles" : "links");
   plan.tokens_per_s_per_device = plan.tokens_per_s / static_cast<double>(layout.devices());
-  plan.cost_per_million_tokens = static_cast<double>(layout.devices()) *
-                                 context.system->price_usd_per_device_hour / 3600 /
-                                 plan.tokens_per_s * 1e6;
+  plan.cost_per_million_tokens =
+      UsdPerMillionTokens(*context.system, layout.devices(), plan.tokens_per_s);
   plan.energy_j_per_token =
       static_cast<double>(layout.devices()) * context.system->device.power_w / plan.tokens_per_s;
 }
@@ -387,14 +458,48 @@ void TrainingPricer::WeighCrossing(Plan& plan) {
 }
 
 double TrainingPricer::LeastStepSeconds(const Layout& layout) {
-  const std::vector<ClassStep>& classes = impl_->Classes(layout);
-  double seconds = 0;
-  for (const int32_t c : impl_->context.model->class_of) {
-    seconds += classes[static_cast<size_t>(c)].total_s();
-  }
+  const StageStep& all = impl_->PricesOf(layout).all;
   const int64_t micro_batches = impl_->work.global_batch / (layout.dp * layout.micro_batch);
-  return static_cast<double>(micro_batches) * seconds / static_cast<double>(layout.pp) +
+  return static_cast<double>(micro_batches) * (all.f_s + all.i_s + all.w_s) /
+             static_cast<double>(layout.pp) +
          impl_->context.calibration().fixed_per_step_s;
+}
+
+LeastPlan TrainingPricer::Least(const Layout& asked) {
+  Layout layout = asked;
+  layout.micro_batches = impl_->work.global_batch / (layout.dp * layout.micro_batch);
+  const Prices& prices = impl_->PricesOf(layout);
+  const StageStep& all = prices.all;
+  const auto p = static_cast<double>(layout.pp);
+  const auto m = static_cast<double>(layout.micro_batches);
+  const double sum = all.f_s + all.i_s + all.w_s;
+  IdleParts parts;
+  parts.slowest_s = sum / p;
+  parts.others_s = sum - parts.slowest_s;
+  parts.beyond_w_s = std::max(0.0, all.f_s + all.i_s - all.w_s);
+  parts.beyond_2w_s = std::max(0.0, all.f_s + all.i_s - 2 * all.w_s);
+  const double busy_s = m * parts.slowest_s;
+  // Of the rank that holds most of the dense parameters nothing is known of its experts.
+  const double exchange_s = impl_->context.calibration().exposed_data_parallel *
+                            impl_->ExchangeSeconds(layout, prices.dense / p, 0);
+  LeastPlan out;
+  constexpr double kRounding = 1 - 1e-9;
+  out.step_s = kRounding * (busy_s + impl_->IdleSeconds(layout, parts) + exchange_s +
+                            impl_->OptimizerSeconds(layout, prices.dense / p, 0) +
+                            impl_->context.calibration().fixed_per_step_s);
+  const StateBytes dense = TrainingStateBytes(impl_->work, layout, false);
+  const StateBytes expert = TrainingStateBytes(impl_->work, layout, true);
+  double kept = InFlight(layout, 0);
+  for (int64_t r = 1; r < layout.pp; ++r) {
+    kept = std::min(kept, InFlight(layout, r));
+  }
+  if (layout.pp > 1 || !impl_->context.model->tied) {
+    out.peak_bytes = kRounding / p *
+                     (prices.dense * (dense.weights + dense.gradients + dense.optimizer) +
+                      prices.expert * (expert.weights + expert.gradients + expert.optimizer) +
+                      kept * prices.activations);
+  }
+  return out;
 }
 
 std::string TrainingPricer::Why(const Plan& plan) const {
@@ -407,7 +512,6 @@ bool TrainingPricer::Price(Plan& plan) {
   impl_->Cut(layout);
   const std::vector<StageStep> stages = Stages(layout);
   const auto p = static_cast<size_t>(layout.pp);
-  const auto v = static_cast<double>(layout.chunks);
   const auto m = static_cast<double>(layout.micro_batches);
   std::vector<StageStep> ranks(p);
   for (size_t s = 0; s < stages.size(); ++s) {
@@ -416,42 +520,32 @@ bool TrainingPricer::Price(Plan& plan) {
     ranks[r].i_s += stages[s].i_s;
     ranks[r].w_s += stages[s].w_s;
   }
-  double slowest = 0;
+  IdleParts parts;
   double sum = 0;
-  double zero_bubble = 0;  // fill of ZB-H1
-  double zero_bubble2 = 0;
   plan.stage_s.clear();
   for (const StageStep& r : ranks) {
     const double all = r.f_s + r.i_s + r.w_s;
     plan.stage_s.push_back(all);
-    slowest = std::max(slowest, all);
+    parts.slowest_s = std::max(parts.slowest_s, all);
     sum += all;
-    zero_bubble += std::max(0.0, r.f_s + r.i_s - r.w_s);
-    zero_bubble2 += std::max(0.0, r.f_s + r.i_s - 2 * r.w_s);
+    parts.beyond_w_s += std::max(0.0, r.f_s + r.i_s - r.w_s);
+    parts.beyond_2w_s += std::max(0.0, r.f_s + r.i_s - 2 * r.w_s);
   }
-  const double rest = static_cast<double>(p - 1) / static_cast<double>(p);
-  double fill = sum - slowest;
-  if (layout.schedule == "interleaved-1f1b" || layout.schedule == "looped-bfs") {
-    fill /= v;
-    const auto left = layout.micro_batches % layout.pp;
-    if (left != 0) {
-      fill += static_cast<double>(layout.pp - left) * (v - 1) / v * slowest;
-    }
-  } else if (layout.schedule == "zb-h1" || layout.schedule == "dualpipe-v" ||
-             layout.schedule == "interleaved-zb" || layout.schedule == "v-half") {
-    fill = rest * zero_bubble / (layout.schedule == "interleaved-zb" ? v : 1) *
-           (layout.schedule == "dualpipe-v" ? 0.5 : 1);
-  } else if (layout.schedule == "zb-h2" || layout.schedule == "zb-v") {
-    fill = rest * zero_bubble2;
-  }
+  parts.others_s = sum - parts.slowest_s;
   plan.hop_s = impl_->HopSeconds(layout) * impl_->context.calibration().exposed_hop;
   const double hops =
       layout.pp > 1 ? 2 * (static_cast<double>(layout.stages()) - 1) * plan.hop_s : 0;
   plan.simulated = false;
-  impl_->Finish(plan, m * slowest + fill + hops, m * slowest);
+  const double busy_s = m * parts.slowest_s;
+  impl_->Finish(plan, busy_s + impl_->IdleSeconds(layout, parts) + hops, busy_s);
   plan.per_rank = TrainingMemory(impl_->context, layout);
   plan.memory = Fullest(plan.per_rank);
   return plan.memory.fits();
+}
+
+double UsdPerMillionTokens(const hw::System& system, int64_t devices, double tokens_per_s) {
+  return static_cast<double>(devices) * system.price_usd_per_device_hour / 3600 / tokens_per_s *
+         1e6;
 }
 
 Result<schedule::Schedule> ScheduleOf(const Layout& layout) {

@@ -22,6 +22,15 @@ struct StageStep {
   double w_s = 0;
 };
 
+// Simulated, a schedule is at most this much better than its closed form (as a factor of tokens/s
+// that is under 1), as far as is known: what lies further below the best need not be simulated.
+constexpr double kSimulationMargin = 0.95;
+
+struct LeastPlan {
+  double step_s = 0;
+  double peak_bytes = 0;  // of the fullest device
+};
+
 class TrainingPricer {
  public:
   explicit TrainingPricer(const Context& context);
@@ -33,8 +42,12 @@ class TrainingPricer {
   std::string Why(const Plan& plan) const;
 
   // A bound that no schedule, cut or ZeRO level of this layout's tp, cp, ep, pp, dp, micro_batch
-  // and recomputation goes below: the work of all layers dealt out evenly. O(layers).
+  // and recomputation goes below: the work of all layers dealt out evenly.
   double LeastStepSeconds(const Layout& layout);
+
+  // What Price finds for this layout cannot be less, however it is cut: the closed forms for stages
+  // that are all alike, and what all ranks hold of the model dealt out evenly.
+  LeastPlan Least(const Layout& layout);
 
   // Cuts a priced plan again with what crosses each boundary weighed as in model/cut_search.h, and
   // prices it; leaves it as it is where that does not fit, or all boundaries are alike.
@@ -52,6 +65,9 @@ class TrainingPricer {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+// What `devices` cost that make so many tokens per second together; 0 without a price.
+double UsdPerMillionTokens(const hw::System& system, int64_t devices, double tokens_per_s);
 
 // The schedule that a training plan would run, with its layers' costs. Errors as above.
 Result<schedule::Schedule> ScheduleOf(const Layout& layout);

@@ -98,12 +98,16 @@ void CompareWithTensor(const Context& context, const Plan& plan, Verdict& verdic
   out.collectives_s = std::max(0.0, out.collectives_s);
 }
 
-// Arithmetic and bytes of the products of the whole model for `rows` rows: (compute, memory).
-std::pair<double, double> ProductTimes(const Context& context, const Layout& layout, double rows) {
+// Arithmetic and bytes of the products of the whole model for `rows` rows: (compute, memory), all
+// bytes or only those of the weights.
+std::pair<double, double> ProductTimes(const Context& context, const Layout& layout, double rows,
+                                       bool only_weights) {
   cost::StepShape shape;
   shape.rows = rows;
   shape.head_rows = rows;
   shape.decode = true;  // no sequences: no state is read
+  cost::Formats formats = layout.formats();
+  formats.activation_bytes = only_weights ? 0 : formats.activation_bytes;
   cost::LayerTime time;
   for (const int32_t c : context.model->class_of) {
     cost::LayerProfile layer = context.model->classes[static_cast<size_t>(c)];
@@ -111,14 +115,14 @@ std::pair<double, double> ProductTimes(const Context& context, const Layout& lay
     layer.states.clear();
     layer.whole_row_elements = 0;
     layer.split_row_elements = 0;
-    time += cost::ForwardTime(layer, shape, layout.sharding(), layout.formats(), context.machine());
+    time += cost::ForwardTime(layer, shape, layout.sharding(), formats, context.machine());
   }
   return {time.compute_s, time.memory_s};
 }
 
 std::optional<double> BreakEvenRows(const Context& context, const Layout& layout) {
   const auto computes = [&](double rows) {
-    const auto [compute, memory] = ProductTimes(context, layout, rows);
+    const auto [compute, memory] = ProductTimes(context, layout, rows, false);
     return compute >= memory;
   };
   constexpr double kMost = 1 << 20;
@@ -137,10 +141,20 @@ std::optional<double> BreakEvenRows(const Context& context, const Layout& layout
   return high;
 }
 
+void FindBreakEvenBatch(const Context& context, const Layout& layout, BreakEven& out) {
+  out.batch = BreakEvenRows(context, layout);
+  if (out.batch) {
+    const auto [compute, memory] = ProductTimes(context, layout, *out.batch, false);
+    out.weights_s = ProductTimes(context, layout, *out.batch, true).second;
+    out.arithmetic_row_s = compute / *out.batch;
+    out.activations_row_s = (memory - out.weights_s) / *out.batch;
+  }
+}
+
 // The flip of the knob that says how much work there is, and what it means for arrivals.
 void FindBreakEven(const Context& context, const Plan& best, const Plan* staged, Verdict& verdict) {
   BreakEven& out = verdict.break_even;
-  out.batch = BreakEvenRows(context, best.layout);
+  FindBreakEvenBatch(context, best.layout, out);
   for (const Sensitivity& s : verdict.sensitivity) {
     if (s.constant == "sequences" || s.constant == "global batch") {
       out.sequences = s.flips_at;
@@ -171,16 +185,30 @@ void FindBreakEven(const Context& context, const Plan& best, const Plan* staged,
   }
 }
 
+std::string BatchText(const BreakEven& e) {
+  std::string text = fmt::format(
+      "Break-even batch: with {:.0f} or more rows per read of the weights the products are bound "
+      "by "
+      "arithmetic, below by reading",
+      *e.batch);
+  if (*e.batch <= 1) {
+    return text + ".";
+  }
+  return text + (e.activations_row_s > 0
+                     ? fmt::format(": weights {} / (arithmetic {} - activations {} per row).",
+                                   FormatSeconds(e.weights_s), FormatSeconds(e.arithmetic_row_s),
+                                   FormatSeconds(e.activations_row_s))
+                     : fmt::format(": weights {} / arithmetic {} per row.",
+                                   FormatSeconds(e.weights_s), FormatSeconds(e.arithmetic_row_s)));
+}
+
 void ExplainBreakEven(const Context& context, const Plan* staged, Verdict& v) {
   const BreakEven& e = v.break_even;
   const bool serving = context.workload->mode == Mode::kInference;
   if (serving) {
-    v.lines.push_back(
-        e.batch ? fmt::format("Break-even batch: with {:.0f} or more rows per read of the weights "
-                              "the products are bound by arithmetic, below by reading.",
-                              *e.batch)
-                : std::string("Break-even batch: none; reading the weights takes longer than the "
-                              "arithmetic at any number of rows."));
+    v.lines.push_back(e.batch ? BatchText(e)
+                              : std::string("Break-even batch: none; reading the weights takes "
+                                            "longer than the arithmetic at any number of rows."));
   }
   std::string traffic = serving ? "Break-even traffic: " : "Break-even batch: ";
   if (e.sequences && serving) {
@@ -288,6 +316,29 @@ std::string Money(const Plan& plan) {
 
 }  // namespace
 
+namespace {
+
+// What --fix leaves has stages in any case.
+bool AsksForStages(const Fixed& fixed) {
+  const std::string schedule = fixed.schedule.value_or("");
+  const bool chunked = schedule.starts_with("interleaved") || schedule == "looped-bfs" ||
+                       schedule == "zb-v" || schedule == "v-half" || schedule == "v-min" ||
+                       schedule == "dualpipe-v";
+  return fixed.pp.value_or(1) > 1 || fixed.chunks.value_or(1) > 1 || fixed.layers.size() > 1 ||
+         (chunked && !fixed.chunks);
+}
+
+// Why nothing without stages is a plan: what `bound_by` says of it.
+std::string ObstacleWithout(const SearchResult& result) {
+  if (!result.nearest_without || !result.nearest_without->plan.memory.fits()) {
+    return "capacity";
+  }
+  return result.nearest_without->why.find("target") != std::string::npos ? "latency target"
+                                                                         : "compute";
+}
+
+}  // namespace
+
 double ReplicaRule(double rho, double stages) {
   return (1 - rho / stages) / ((1 - rho) * (1 + rho - rho / stages));
 }
@@ -328,10 +379,12 @@ Verdict Judge(const Context& context, const SearchOptions& options, const Search
   if (!v.pipeline) {
     v.without = best;
   }
+  const bool asked_stages = AsksForStages(options.fixed);
+  const std::string obstacle = asked_stages ? "" : ObstacleWithout(result);
   if (v.without) {
     v.gain = best.tokens_per_s / v.without->tokens_per_s;
-  } else {
-    v.bound_by = "capacity";
+  } else if (!obstacle.empty()) {
+    v.bound_by = obstacle;
   }
   const Plan* staged = nullptr;
   for (const Plan& plan : result.plans) {
@@ -349,13 +402,14 @@ Verdict Judge(const Context& context, const SearchOptions& options, const Search
   }
   const int64_t unused = options.devices - best.layout.devices();
   const Fixed& fixed = options.fixed;
-  const bool asked_stages =
-      fixed.pp.value_or(1) > 1 || fixed.chunks.value_or(1) > 1 || fixed.layers.size() > 1;
   if (v.pipeline && !v.without) {
-    v.reason = fmt::format("Pipeline: {}. Best is {} with {} tokens/s{}.",
-                           asked_stages ? "--fix leaves no layout without stages to compare with"
-                                        : "without stages nothing fits",
-                           LayoutText(best.layout), Rate(best.tokens_per_s), Money(best));
+    v.reason =
+        fmt::format("Pipeline: {}. Best is {} with {} tokens/s{}.",
+                    asked_stages ? "--fix leaves no layout without stages to compare with"
+                    : obstacle == "latency target" ? "without stages nothing meets the targets"
+                    : obstacle == "capacity"       ? "without stages nothing fits"
+                                             : "without stages nothing keeps up with the arrivals",
+                    LayoutText(best.layout), Rate(best.tokens_per_s), Money(best));
   } else if (v.pipeline) {
     v.reason = fmt::format(
         "Pipeline: {} gives {} tokens/s, {:.2f} times the best without stages ({}, {} "

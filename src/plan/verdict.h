@@ -26,6 +26,12 @@ struct BreakEven {
   // (products alone; keys and values are never shared). Training: tokens per micro-batch and
   // device. Nothing where even 2^20 rows stay below.
   std::optional<double> batch;
+  // Its terms, in seconds of one group of devices that holds the whole model: batch = weights_s /
+  // (arithmetic_row_s - activations_row_s), at the rates that so many rows reach and for the
+  // experts that they touch.
+  double weights_s = 0;          // reading all weights once
+  double arithmetic_row_s = 0;   // of one row
+  double activations_row_s = 0;  // reading and writing what goes in and comes out, of one row
   // Sequences in flight (training: per step) at which the best layout with stages equals the best
   // without: within 16 times either way. And the arrivals that keep as many alive.
   std::optional<double> sequences;
