@@ -16,7 +16,8 @@ namespace toml_internal {
 struct Node {
   enum class Kind { kInt, kNumber, kBool, kString, kArray, kTable };
   Kind kind = Kind::kTable;
-  size_t line = 0;  // 0: not from a file
+  size_t line = 0;   // 0: not from a file
+  std::string flag;  // what set it, where no file did
   int64_t integer = 0;
   double number = 0;
   bool boolean = false;
@@ -181,6 +182,9 @@ std::vector<std::string> TomlTable::keys() const {
 std::string TomlTable::Place(std::string_view key) const {
   const Node* node = Find(key);
   const std::string name = path_.empty() ? std::string(key) : fmt::format("{}.{}", path_, key);
+  if (node != nullptr && !node->flag.empty()) {
+    return fmt::format("{}: {}", node->flag, name);
+  }
   const size_t line = node != nullptr ? node->line : node_->line;
   return line == 0 ? fmt::format("{}: {}", source_, name)
                    : fmt::format("{}:{}: {}", source_, line, name);
@@ -191,12 +195,29 @@ std::string TomlTable::Shown(std::string_view key) const {
   return node == nullptr ? "nothing" : ShownNode(*node);
 }
 
+namespace {
+
+// "memory_bandwidth" or "memory_bandwidth_gb_per_s" for "memory_bandwidth_bytes_per_s": the same
+// words before the unit.
+bool SameQuantity(std::string_view name, std::string_view key) {
+  const size_t same = static_cast<size_t>(
+      std::mismatch(name.begin(), name.end(), key.begin(), key.end()).first - name.begin());
+  if (same == name.size()) {
+    return same >= 4 && same < key.size() && key[same] == '_';
+  }
+  const size_t word = key.substr(0, same).rfind('_');
+  return word != std::string_view::npos && word >= 8 && 2 * word >= key.size();
+}
+
+}  // namespace
+
 Error TomlTable::Wrong(std::string_view key, std::string_view wanted) const {
   std::string meant;  // a missing key may be there under a mistyped name
   if (Find(key) == nullptr) {
     for (const auto& [name, value] : node_->members) {
       if (!node_->asked.contains(name) &&
-          EditDistance(name, key) <= std::min<size_t>(2, key.size() / 4)) {
+          (EditDistance(name, key) <= std::min<size_t>(2, key.size() / 4) ||
+           SameQuantity(name, key))) {
         meant = fmt::format("; is '{}'{} meant?", name,
                             value->line == 0 ? "" : fmt::format(" on line {}", value->line));
         break;
@@ -447,6 +468,7 @@ Result<> TomlTable::Set(std::string_view assignment, const std::string& flag) {
     parsed->text = value;
   }
   parsed->line = 0;
+  parsed->flag = flag;
   Node* table = node_.get();
   for (size_t start = 0;;) {
     const size_t dot = key.find('.', start);

@@ -83,6 +83,18 @@ TEST(System, AnUnknownKeyNamesFileLineAndTheNearestKnownKey) {
       << typo.error().message;
 }
 
+TEST(System, AKeyWithoutItsUnitOrWithAnotherSaysWhichIsMeant) {
+  for (const std::string key : {"memory_bandwidth", "memory_bandwidth_gb_per_s"}) {
+    const auto system = Parse(Replace("memory_bandwidth_bytes_per_s", key));
+    ASSERT_FALSE(system.ok());
+    EXPECT_NE(system.error().message.find("device.memory_bandwidth_bytes_per_s: got nothing"),
+              std::string::npos)
+        << system.error().message;
+    EXPECT_NE(system.error().message.find("is '" + key + "' on line 5 meant?"), std::string::npos)
+        << system.error().message;
+  }
+}
+
 TEST(System, RefusesFiguresThatCannotBe) {
   EXPECT_TRUE(Parse(std::string(kGood)).ok());
   EXPECT_FALSE(Parse(Replace("memory_bytes = 80e9", "memory_bytes = -1")).ok());
@@ -91,6 +103,7 @@ TEST(System, RefusesFiguresThatCannotBe) {
       Parse(Replace("memory_bytes = 80e9", "memory_bytes = 80e9\nmemory_reserve_bytes = 90e9"))
           .ok());
   EXPECT_FALSE(Parse(Replace("fp8 = 600e12", "fp9 = 600e12")).ok());
+  EXPECT_FALSE(Parse(Replace("latency_s = 1e-6", "latency_s = 8")).ok());  // microseconds
   EXPECT_FALSE(Parse(Replace("fp8 = 600e12", "fp8 = inf")).ok());
   EXPECT_FALSE(Parse(Replace("span_devices = 8\n", "")).ok());
   EXPECT_FALSE(Parse(std::string(kGood) + "[training]\nmatrix_efficiency = 1.5\n").ok());

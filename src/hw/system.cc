@@ -11,6 +11,7 @@ namespace {
 constexpr double kMaxBytes = 1e18;
 constexpr double kMaxRate = 1e18;
 constexpr double kMaxSeconds = 1e4;
+constexpr double kMaxLatency = 1;  // of a message: around the globe takes 0.2 s
 
 Result<Curve> ReadRows(const TomlTable& table, const std::string& key, Curve::Scale scale) {
   PENSTOCK_TRY_ASSIGN(const auto rows, table.RowsOr(key, 2));
@@ -122,12 +123,13 @@ Result<LinkLevel> ReadLink(const TomlTable& table) {
   LinkLevel l;
   PENSTOCK_TRY_ASSIGN(l.name, table.String("name"));
   PENSTOCK_TRY_ASSIGN(l.span, table.IntOr("span_devices", 0, 2, int64_t{1} << 40));
-  PENSTOCK_TRY_ASSIGN(l.latency_s, table.Number("latency_s", 0, kMaxSeconds));
+  PENSTOCK_TRY_ASSIGN(l.latency_s, table.Number("latency_s", 0, kMaxLatency));
   PENSTOCK_TRY_ASSIGN(l.bandwidth, table.Number("bandwidth_bytes_per_s", 1e3, kMaxRate));
   PENSTOCK_TRY_ASSIGN(l.collective_latency_s,
-                      table.NumberOr("collective_latency_s", 2 * l.latency_s, 0, kMaxSeconds));
-  PENSTOCK_TRY_ASSIGN(l.collective_step_latency_s,
-                      table.NumberOr("collective_step_latency_s", 2 * l.latency_s, 0, kMaxSeconds));
+                      table.NumberOr("collective_latency_s", 2 * l.latency_s, 0, 2 * kMaxLatency));
+  PENSTOCK_TRY_ASSIGN(
+      l.collective_step_latency_s,
+      table.NumberOr("collective_step_latency_s", 2 * l.latency_s, 0, 2 * kMaxLatency));
   PENSTOCK_TRY_ASSIGN(l.collective_efficiency, table.NumberOr("collective_efficiency", 1, 1e-3, 1));
   PENSTOCK_TRY_ASSIGN(l.source, table.StringOr("source", ""));
   if (table.Has("message_s")) {
