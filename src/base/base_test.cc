@@ -1,11 +1,14 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <string>
+#include <thread>
 
+#include "base/cores.h"
 #include "base/file.h"
 #include "base/ids.h"
 #include "base/json.h"
@@ -144,6 +147,25 @@ TEST(Files, WhereNothingCanBeWrittenTheFileIsNamedAsTheUserDid) {
   const Result<> full = WriteFileAtomically("/dev/full", "x");
   ASSERT_FALSE(full.ok());
   EXPECT_EQ(ExitStatus(full.error().code), 3);
+}
+
+TEST(Cores, AThreadThatIsBoundToOneCoreMayUseOne) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  EXPECT_GE(UsableCores(), 1);
+  EXPECT_LE(UsableCores(), CPU_COUNT(&allowed));
+  int first = 0;
+  while (!CPU_ISSET(static_cast<size_t>(first), &allowed)) {
+    ++first;
+  }
+  std::thread([first] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<size_t>(first), &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    EXPECT_EQ(UsableCores(), 1);
+  }).join();
 }
 
 }  // namespace

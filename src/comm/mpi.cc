@@ -10,7 +10,6 @@
 #define OMPI_SKIP_MPICXX 1  // only the C interface
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
-#include <sched.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +18,7 @@
 #include <optional>
 #include <thread>
 
+#include "base/cores.h"
 #include "comm/channel.h"
 #include "comm/peer_watch.h"
 
@@ -57,13 +57,6 @@ int RanksHere() {
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   }
   return ranks;
-}
-
-// Cores that this process may use.
-int CoresHere() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
 // Sender's end: K buffers, each free or in flight.
@@ -549,7 +542,7 @@ class MpiChannel final : public Channel {
 
   int rank_ = 0;
   int size_ = 1;
-  bool own_core_ = RanksHere() <= CoresHere();
+  bool own_core_ = RanksHere() <= UsableCores();
   std::list<OutLane> out_;
   std::list<InLane> in_;
   std::list<LocalLane> local_;
