@@ -8,6 +8,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdint>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -127,6 +128,36 @@ TEST(CpuFeatures, AnUnknownCapIsAnErrorThatListsTheLegalOnes) {
   const auto floor = DetectIsa("avx2");
   ASSERT_TRUE(floor.ok());
   EXPECT_EQ(floor.value(), Isa::kAvx2);
+}
+
+TEST(CpuFeatures, EachMachineTakesTheBestSetThatItHasAndItsCapAllows) {
+  constexpr CpuFacts kHaswell = {.vnni = false, .bf16 = false, .tiles = false};
+  constexpr CpuFacts kIceLake = {.vnni = true, .bf16 = false, .tiles = false};
+  constexpr CpuFacts kZen4 = {.vnni = true, .bf16 = true, .tiles = false};
+  constexpr CpuFacts kSapphireRapids = {.vnni = true, .bf16 = true, .tiles = true};
+  EXPECT_EQ(BestIsa(kHaswell, Isa::kAmx), Isa::kAvx2);
+  EXPECT_EQ(BestIsa(kIceLake, Isa::kAmx), Isa::kAvx512Vnni);
+  EXPECT_EQ(BestIsa(kZen4, Isa::kAmx), Isa::kAvx512);
+  EXPECT_EQ(BestIsa(kSapphireRapids, Isa::kAmx), Isa::kAmx);
+  EXPECT_EQ(BestIsa(kSapphireRapids, Isa::kAvx512), Isa::kAvx512);
+  EXPECT_EQ(BestIsa(kSapphireRapids, Isa::kAvx2), Isa::kAvx2);
+  EXPECT_EQ(BestIsa({.vnni = false, .bf16 = true, .tiles = true}, Isa::kAmx), Isa::kAvx2);
+}
+
+TEST(CpuFeatures, WithTilesTheKernelsOfAvx512RunAndGiveResultsTheirName) {
+  EXPECT_EQ(KernelIsa(Isa::kAmx), Isa::kAvx512);
+  for (const Isa isa : {Isa::kAvx2, Isa::kAvx512Vnni, Isa::kAvx512}) {
+    EXPECT_EQ(KernelIsa(isa), isa);
+  }
+  const auto best = DetectIsa("");
+  ASSERT_TRUE(best.ok());
+  const auto device = CreateCpuDevice({});
+  ASSERT_TRUE(device.ok());
+  const char* cap = std::getenv("PENSTOCK_MAX_ISA");
+  if (cap == nullptr) {
+    EXPECT_EQ(device.value()->InstructionSet(), IsaName(KernelIsa(best.value())));
+  }
+  EXPECT_NE(device.value()->InstructionSet(), "amx");
 }
 
 TEST(CpuDevice, ZeroThreadsAreRefused) {

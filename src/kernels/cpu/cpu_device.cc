@@ -295,8 +295,7 @@ Result<std::unique_ptr<Device>> CreateCpuDevice(const CpuOptions& options) {
   }
   const char* cap = std::getenv("PENSTOCK_MAX_ISA");
   PENSTOCK_TRY_ASSIGN(const Isa best, DetectIsa(cap == nullptr ? "" : cap));
-  // There are no kernels for tiles; the name says whose bits the results have.
-  const Isa isa = std::min(best, Isa::kAvx512);
+  const Isa isa = KernelIsa(best);
   CapHighway(isa);
   return std::unique_ptr<Device>(new CpuDevice(isa, options));
 }

@@ -2,8 +2,6 @@
 
 #include <cpuid.h>
 #include <hwy/targets.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -36,13 +34,6 @@ uint64_t EnabledStates() {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-// Linux grants the tile state (8 KB per thread) on request only.
-bool RequestTiles() {
-  constexpr int kArchReqXcompPerm = 0x1023;
-  constexpr int kTileData = 18;
-  return syscall(SYS_arch_prctl, kArchReqXcompPerm, kTileData) == 0;
-}
-
 }  // namespace
 
 std::string_view IsaName(Isa isa) {
@@ -57,6 +48,18 @@ std::string_view IsaName(Isa isa) {
       return "amx";
   }
   return "";
+}
+
+Isa BestIsa(const CpuFacts& facts, Isa cap) {
+  Isa best = Isa::kAvx2;
+  if (facts.vnni) {
+    best = !facts.bf16 ? Isa::kAvx512Vnni : facts.tiles ? Isa::kAmx : Isa::kAvx512;
+  }
+  return std::min(best, cap);
+}
+
+Isa KernelIsa(Isa isa) {
+  return std::min(isa, Isa::kAvx512);
 }
 
 Result<Isa> DetectIsa(std::string_view max_isa) {
@@ -83,19 +86,14 @@ Result<Isa> DetectIsa(std::string_view max_isa) {
                      "[kernels.cpu] this processor has no AVX2 with FMA and F16C, wanted at least "
                      "these");
   }
+  CpuFacts facts;
   // F, DQ, BW, VL; VNNI.
-  const bool vnni = (states & 0xe6) == 0xe6 && Bit(seven.ebx, 16) && Bit(seven.ebx, 17) &&
-                    Bit(seven.ebx, 30) && Bit(seven.ebx, 31) && Bit(seven.ecx, 11);
-  Isa best = Isa::kAvx2;
-  if (vnni) {
-    best = Bit(Cpuid(7, 1).eax, 5) ? Isa::kAvx512 : Isa::kAvx512Vnni;
-  }
-  const bool tiles = (states & 0x60000) == 0x60000 && Bit(seven.edx, 22) && Bit(seven.edx, 24) &&
-                     Bit(seven.edx, 25);
-  if (best == Isa::kAvx512 && cap == Isa::kAmx && tiles && RequestTiles()) {
-    best = Isa::kAmx;
-  }
-  return std::min(best, cap);
+  facts.vnni = (states & 0xe6) == 0xe6 && Bit(seven.ebx, 16) && Bit(seven.ebx, 17) &&
+               Bit(seven.ebx, 30) && Bit(seven.ebx, 31) && Bit(seven.ecx, 11);
+  facts.bf16 = Bit(Cpuid(7, 1).eax, 5);
+  facts.tiles = (states & 0x60000) == 0x60000 && Bit(seven.edx, 22) && Bit(seven.edx, 24) &&
+                Bit(seven.edx, 25);
+  return BestIsa(facts, cap);
 }
 
 void CapHighway(Isa isa) {
