@@ -10,6 +10,7 @@
 #include "plan/serving_rules.h"
 #include "serve/control.h"
 #include "serve/serving_schedule.h"
+#include "weights/left_out.h"
 
 namespace penstock::serve {
 namespace {
@@ -97,6 +98,7 @@ Result<ModelBundle> OpenBundle(const std::string& path, model::GraphUse use) {
         path);
   }
   PENSTOCK_TRY_ASSIGN(bundle.model, model::BuildModel(bundle.files->config(), path, use));
+  PENSTOCK_TRY(weights::CheckNothingLeftOut(*bundle.files, bundle.model.graph));
   return bundle;
 }
 

@@ -16,6 +16,7 @@
 #include "train/links.h"
 #include "train/optimizer.h"
 #include "train/sha256.h"
+#include "weights/left_out.h"
 
 namespace penstock::train {
 namespace {
@@ -279,6 +280,9 @@ Result<> OpenModelOf(const TrainConfig& config, TrainSetup& setup) {
   }
   PENSTOCK_TRY_ASSIGN(setup.model, model::BuildModel(setup.model_config, setup.model_source,
                                                      model::GraphUse::kTrain));
+  if (setup.files != nullptr) {
+    PENSTOCK_TRY(weights::CheckNothingLeftOut(*setup.files, setup.model.graph));
+  }
   if (!config.data.tokenizer.empty()) {
     PENSTOCK_TRY_ASSIGN(setup.material, weights::OpenTokenizer(config.data.tokenizer));
   } else if (setup.files != nullptr) {

@@ -57,6 +57,7 @@ class FolderIndex {
                        "read; save the model as safetensors.",
                        folder);
     }
+    index.indexed_ = true;
     PENSTOCK_TRY(index.AddShards(list));
     return index;
   }
@@ -70,6 +71,15 @@ class FolderIndex {
 
   const std::shared_ptr<const FileBytes>& file(int32_t number) const {
     return files_[static_cast<size_t>(number)];
+  }
+
+  // "model.safetensors", "the 3 files that model.safetensors.index.json names".
+  std::string FilesText() const {
+    if (!indexed_) {
+      return "model.safetensors";
+    }
+    return fmt::format("the {} that model.safetensors.index.json names",
+                       Counted(files_.size(), "file"));
   }
 
   int64_t file_bytes() const {
@@ -152,10 +162,29 @@ class FolderIndex {
                          file, name, tensor == nullptr ? "no file does" : "another file does");
       }
     }
+    NoteUnnamed(weight_map, list);
     return {};
   }
 
+  // A file that the index names counts whole, as in transformers: an index may be of another save.
+  void NoteUnnamed(const std::map<std::string, std::string>& weight_map,
+                   const std::string& list) const {
+    const StoredTensor* first = nullptr;
+    int64_t unnamed = 0;
+    for (const StoredTensor& tensor : tensors_) {
+      if (!weight_map.contains(tensor.name)) {
+        first = first == nullptr ? &tensor : first;
+        ++unnamed;
+      }
+    }
+    if (unnamed > 0) {
+      LogNote("{}: {} of its files not named there ({}{}); read all the same", list,
+              Counted(unnamed, "tensor"), first->name, unnamed > 1 ? ", ..." : "");
+    }
+  }
+
   std::string folder_;
+  bool indexed_ = false;  // files are those that an index names
   std::vector<std::shared_ptr<const FileBytes>> files_;
   std::vector<StoredTensor> tensors_;
   std::unordered_map<std::string, size_t> index_;
@@ -304,9 +333,9 @@ class FolderModel final : public ModelFiles {
     }
     if (!zeros) {
       return MakeError(ErrorCode::kCorruptData,
-                       "[weights.folder] {}: tensor {}: got shape {}, wanted {} elements (one per "
-                       "head), followed by nothing but zeros",
-                       file->path(), name, tensor.ShapeText(), count);
+                       "[weights.folder] {}: tensor {}: got shape {}, wanted {} (one per head), "
+                       "followed by nothing but zeros",
+                       file->path(), name, tensor.ShapeText(), Counted(count, "element"));
     }
     slice.columns = count;
     return MakeMatrixSource(std::move(slice));
@@ -319,10 +348,9 @@ class FolderModel final : public ModelFiles {
           "\nconfig.json says that the head is not tied to the embedding (tie_word_embeddings: "
           "false). If it is, set that to true.";
     }
-    return MakeError(
-        ErrorCode::kNotFound,
-        "[weights.folder] {}: no tensor {} in its safetensors files, wanted shape {}{}", path_,
-        name, ShapeText(shape), hint);
+    return MakeError(ErrorCode::kNotFound,
+                     "[weights.folder] {}: no tensor {} in {}, wanted shape {}{}", path_, name,
+                     index_.FilesText(), ShapeText(shape), hint);
   }
 
   std::string path_;

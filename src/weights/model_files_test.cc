@@ -7,8 +7,10 @@
 #include <map>
 
 #include "base/json.h"
+#include "base/log.h"
 #include "model/config.h"
 #include "weights/gguf_config.h"
+#include "weights/left_out.h"
 #include "weights/testing_files.h"
 
 namespace penstock::weights {
@@ -258,6 +260,37 @@ TEST(ModelFiles, AnIndexThatLiesIsRefused) {
   }
 }
 
+TEST(ModelFiles, TensorsThatTheIndexForgetsAreReadAndSaid) {
+  const TemporaryFolder folder;
+  folder.Write("config.json", R"({"model_type":"llama"})");
+  folder.Write("s1.safetensors",
+               Safetensors(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                           R"("b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]},)"
+                           R"("c":{"dtype":"F32","shape":[1],"data_offsets":[8,12]}})",
+                           "123456789012"));
+  folder.Write("s2.safetensors", "a file that the index does not name");
+  folder.Write("model.safetensors.index.json", R"({"weight_map":{"b":"s1.safetensors"}})");
+  std::string said;
+  SetLogSink([&said](LogLevel, const std::string& message) { said += message; });
+  const auto model = MustOpen(folder.path());
+  SetLogSink({});
+  ASSERT_TRUE(model);
+  EXPECT_EQ(model->tensors().size(), 3U);
+  EXPECT_NE(
+      said.find("model.safetensors.index.json: 2 tensors of its files not named there (a, ...)"),
+      std::string::npos)
+      << said;
+  const int64_t shape[] = {1};
+  EXPECT_TRUE(model->Source("c", shape).ok());
+  const auto missing = model->Source("d", shape);
+  ASSERT_FALSE(missing.ok());
+  EXPECT_EQ(ExitStatus(missing.error().code), 2);
+  EXPECT_NE(missing.error().message.find(
+                "no tensor d in the 1 file that model.safetensors.index.json names"),
+            std::string::npos)
+      << missing.error().message;
+}
+
 TEST(ModelFiles, OtherSafetensorsFilesAreIgnored) {
   const TemporaryFolder folder;
   folder.Write("config.json", R"({"model_type":"llama"})");
@@ -429,6 +462,53 @@ TEST(GgufModel, RowsOfPermutedHeadsComeInHuggingFaceOrder) {
   EXPECT_EQ(ReadWhole(*model, "model.layers.0.self_attn.q_proj.bias", {8}).value(),
             (std::vector<float>{0, 2, 1, 3, 4, 6, 5, 7}));
   EXPECT_EQ(ReadWhole(*model, "model.layers.0.self_attn.v_proj.weight", {4, 8}).value(), Ramp(32));
+}
+
+model::Graph GraphOf(const ModelFiles& files) {
+  auto model = model::BuildModel(files.config(), files.path());
+  EXPECT_TRUE(model.ok()) << model.error().message;
+  return std::move(model).value().graph;
+}
+
+TEST(GgufModel, ABiasThatItsFamilyDoesNotReadIsRefused) {
+  const TemporaryFolder folder;
+  GgufBuilder llama = TinyLlama();
+  llama.Floats("token_embd.weight", {8, 5}, Ramp(40)).Floats("blk.0.attn_q.bias", {8}, Ramp(8));
+  const auto with = MustOpen(folder.Write("llama.gguf", llama.Build()));
+  ASSERT_TRUE(with);
+  EXPECT_TRUE(CheckNothingLeftOut(*with, GraphOf(*with)).ok());  // read, as the metadata imply
+
+  for (const char* name : {"blk.0.attn_q.bias", "blk.0.attn_k_norm.weight", "blk.0.ffn_down.bias",
+                           "blk.0.attn_norm.bias", "output_norm.bias"}) {
+    SCOPED_TRACE(name);
+    GgufBuilder mistral = TinyLlama().Uint("llama.attention.sliding_window", 7);
+    mistral.Floats("token_embd.weight", {8, 5}, Ramp(40)).Floats(name, {8}, Ramp(8));
+    const auto model = MustOpen(folder.Write("m.gguf", mistral.Build()));
+    ASSERT_TRUE(model);
+    const Result<> checked = CheckNothingLeftOut(*model, GraphOf(*model));
+    ASSERT_FALSE(checked.ok());
+    EXPECT_EQ(ExitStatus(checked.error().code), 2);
+    EXPECT_NE(checked.error().message.find("wanted a file without"), std::string::npos);
+  }
+}
+
+TEST(ModelFiles, ABiasThatTheConfigurationDoesNotAskForIsSaid) {
+  const TemporaryFolder folder;
+  folder.Write("config.json",
+               R"({"model_type":"llama","vocab_size":5,"hidden_size":8,"intermediate_size":4,
+                   "num_hidden_layers":1,"num_attention_heads":2})");
+  folder.Write("model.safetensors",
+               Safetensors(R"({"model.layers.0.self_attn.k_proj.bias":)"
+                           R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                           "1234"));
+  const auto model = MustOpen(folder.path());
+  ASSERT_TRUE(model);
+  std::string said;
+  SetLogSink([&said](LogLevel, const std::string& message) { said += message; });
+  EXPECT_TRUE(CheckNothingLeftOut(*model, GraphOf(*model)).ok());
+  SetLogSink({});
+  EXPECT_NE(said.find("model.layers.0.self_attn.k_proj.bias is in its files"), std::string::npos)
+      << said;
 }
 
 TEST(GgufModel, ExpertsOfOldAndFusedFilesAreFound) {
