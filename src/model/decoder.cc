@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/json.h"
+#include "base/units.h"
 #include "model/variations.h"
 
 namespace penstock::model {
@@ -145,6 +146,11 @@ Result<std::vector<int64_t>> ReadTokenIds(const JsonReader& config, std::string_
   return ids;
 }
 
+std::string EntriesText(const Json& list) {
+  return list.is_array() ? Counted(list.size(), "entry", "entries")
+                         : fmt::format("a {}", list.type_name());
+}
+
 bool IsAbsent(const JsonReader& config, std::string_view key) {
   return !config.Contains(key);
 }
@@ -183,9 +189,10 @@ Result<std::optional<std::vector<bool>>> ReadLayerTypes(const JsonReader& config
     return std::optional<std::vector<bool>>();
   }
   if (!types->is_array() || static_cast<int64_t>(types->size()) != layers) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[model.config] {}: layer_types: got {} entries, wanted one per layer ({})",
-                     config.where(), types->is_array() ? types->size() : 0, layers);
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[model.config] {}: layer_types: got {}, wanted a list with one per layer ({})",
+        config.where(), EntriesText(*types), layers);
   }
   std::vector<bool> sliding;
   for (const Json& type : *types) {
@@ -340,15 +347,15 @@ Result<> ReadGroups(const JsonReader& config, std::string_view groups_key, MoePi
                       config.IntOr("topk_group", piece.groups, 1, piece.groups));
   if (piece.experts % piece.groups != 0) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     "[model.config] {}: {}: got {}, wanted a divisor of the {} experts",
+                     "[model.config] {}: {}: got {}, wanted a divisor of num_experts ({})",
                      config.where(), groups_key, piece.groups, piece.experts);
   }
   if (piece.chosen > piece.experts / piece.groups * piece.chosen_groups) {
     return MakeError(
         ErrorCode::kInvalidArgument,
-        "[model.config] {}: topk_group: got {}, whose groups of {} experts are too few "
-        "to choose {} from",
-        config.where(), piece.chosen_groups, piece.experts / piece.groups, piece.chosen);
+        "[model.config] {}: topk_group: got {}, whose groups of {} are too few to choose {} from",
+        config.where(), piece.chosen_groups, Counted(piece.experts / piece.groups, "expert"),
+        piece.chosen);
   }
   return {};
 }

@@ -60,6 +60,9 @@ Result<DecoderConfig> ReadDecoder(const JsonReader& config, const DecoderDefault
 Result<std::vector<int64_t>> ReadTokenIds(const JsonReader& config, std::string_view key,
                                           int64_t vocabulary);
 
+// What stands where a list is wanted: "1 entry", "5 entries", or "a string" and the like.
+std::string EntriesText(const Json& list);
+
 // True when the key is not there at all; null counts as there.
 bool IsAbsent(const JsonReader& config, std::string_view key);
 

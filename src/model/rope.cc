@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/units.h"
 
 namespace penstock::model {
 namespace {
@@ -171,11 +172,9 @@ Result<std::vector<double>> ReadDivisors(const Parameters& p, std::string_view k
   const auto pairs = static_cast<size_t>(p.dim / 2);
   PENSTOCK_TRY_ASSIGN(std::vector<double> divisors, p.reader.NumbersOr(key, 65536));
   if (divisors.size() != pairs) {
-    return MakeError(
-        ErrorCode::kInvalidArgument,
-        "[model.rope] {}: {}: got {} numbers, wanted {} (half of the rotated part of a "
-        "head)",
-        p.reader.where(), key, divisors.size(), pairs);
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[model.rope] {}: {}: got {}, wanted {} (half of the rotated part of a head)",
+                     p.reader.where(), key, Counted(divisors.size(), "number"), pairs);
   }
   for (const double d : divisors) {
     if (!(d > 0.0) || d > 1e30) {

@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "base/units.h"
+
 namespace penstock::model {
 
 Result<std::vector<int64_t>> ReadWeightOwners(const JsonReader& config,
@@ -16,8 +18,9 @@ Result<std::vector<int64_t>> ReadWeightOwners(const JsonReader& config,
                       config.IntsOr(kKey, 0, decoder.layers - 1));
   if (listed.size() != owners.size()) {
     return MakeError(ErrorCode::kInvalidArgument,
-                     "[model.config] {}: {}: got {} entries, wanted one per decoder layer ({})",
-                     config.where(), kKey, listed.size(), decoder.layers);
+                     "[model.config] {}: {}: got {}, wanted one per decoder layer ({})",
+                     config.where(), kKey, Counted(listed.size(), "entry", "entries"),
+                     decoder.layers);
   }
   for (size_t i = 0; i < listed.size(); ++i) {
     const int64_t owner = listed[i];

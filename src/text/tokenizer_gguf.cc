@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/units.h"
 #include "text/bpe.h"
 #include "text/charsmap.h"
 #include "text/gguf_pre.h"
@@ -31,8 +32,8 @@ Result<> CheckCounts(const GgufVocabulary& file, const std::string& source) {
     return Bad(source, "tokenizer.ggml.tokens is missing or empty");
   }
   if (!file.token_types.empty() && file.token_types.size() != count) {
-    return Bad(source, fmt::format("tokenizer.ggml.token_type has {} entries, wanted {} as tokens",
-                                   file.token_types.size(), count));
+    return Bad(source, fmt::format("tokenizer.ggml.token_type has {}, wanted {} as tokens",
+                                   Counted(file.token_types.size(), "entry", "entries"), count));
   }
   for (size_t id = 0; id < file.token_types.size(); ++id) {
     if (file.token_types[id] < 0 || file.token_types[id] > static_cast<int>(GgufTokenType::kByte)) {
@@ -41,8 +42,8 @@ Result<> CheckCounts(const GgufVocabulary& file, const std::string& source) {
     }
   }
   if (file.model != "gpt2" && file.scores.size() != count) {
-    return Bad(source, fmt::format("tokenizer.ggml.scores has {} entries, wanted {} as tokens",
-                                   file.scores.size(), count));
+    return Bad(source, fmt::format("tokenizer.ggml.scores has {}, wanted {} as tokens",
+                                   Counted(file.scores.size(), "entry", "entries"), count));
   }
   for (size_t id = 0; file.model != "gpt2" && id < count; ++id) {
     if (!std::isfinite(file.scores[id])) {

@@ -270,9 +270,9 @@ class Parser {
                        path_, Shown(tensor->name), number, LoadableGgufTypes());
     }
     if (columns % static_cast<uint64_t>(type->block_elements) != 0) {
-      return Corrupt("tensor {} {}: rows of {} elements, wanted a multiple of {} (blocks of {})",
-                     Shown(tensor->name), tensor->ShapeText(), columns, type->block_elements,
-                     type->name);
+      return Corrupt("tensor {} {}: rows of {}, wanted a multiple of {} (blocks of {})",
+                     Shown(tensor->name), tensor->ShapeText(), Counted(columns, "element"),
+                     type->block_elements, type->name);
     }
     const int64_t blocks = tensor->elements / type->block_elements;
     if (blocks > INT64_MAX / type->block_bytes) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/units.h"
 #include "weights/gguf_config_latent.h"
 
 namespace penstock::weights {
@@ -272,8 +273,8 @@ class Translator {
                           metadata_.IntsOr(key, 0, 1, static_cast<size_t>(layers_)));
       if (flags.size() != windowed.size()) {
         return MakeError(ErrorCode::kCorruptData,
-                         "[weights.gguf] {}: metadata {} has {} elements, wanted {}", set_.path(),
-                         key, flags.size(), layers_);
+                         "[weights.gguf] {}: metadata {} has {}, wanted {} (one per layer)",
+                         set_.path(), key, Counted(flags.size(), "element"), layers_);
       }
       std::transform(flags.begin(), flags.end(), windowed.begin(),
                      [](int64_t flag) { return flag != 0; });
@@ -403,9 +404,10 @@ class Translator {
   Result<std::vector<float>> Factors(std::string_view name) const {
     PENSTOCK_TRY_ASSIGN(auto factors, set_.Floats(name, kMaxSize));
     if (static_cast<int64_t>(factors.size()) != rotary_ / 2) {
-      return MakeError(ErrorCode::kCorruptData,
-                       "[weights.gguf] {}: tensor {} has {} elements, wanted {}", set_.path(), name,
-                       factors.size(), rotary_ / 2);
+      return MakeError(
+          ErrorCode::kCorruptData,
+          "[weights.gguf] {}: tensor {} has {}, wanted {} (half of the rotated part of a head)",
+          set_.path(), name, Counted(factors.size(), "element"), rotary_ / 2);
     }
     if (std::any_of(factors.begin(), factors.end(), [](float factor) { return !(factor > 0); })) {
       return MakeError(ErrorCode::kCorruptData,

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "base/json.h"
+#include "base/units.h"
 
 namespace penstock::weights {
 namespace {
@@ -204,8 +205,8 @@ class LatentTranslator {
                         metadata_.IntsOr(key, 0, kMaxSize, static_cast<size_t>(layers_)));
     if (static_cast<int64_t>(kinds.size()) != layers_) {
       return MakeError(ErrorCode::kCorruptData,
-                       "[weights.gguf] {}: metadata {} has {} elements, wanted one per layer ({})",
-                       set_.path(), key, kinds.size(), layers_);
+                       "[weights.gguf] {}: metadata {} has {}, wanted one per layer ({})",
+                       set_.path(), key, Counted(kinds.size(), "element"), layers_);
     }
     linear["full_attn_layers"] = Json::array();
     linear["kda_layers"] = Json::array();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/units.h"
 #include "weights/dequantize.h"
 #include "weights/derived_source.h"
 #include "weights/gguf_config.h"
@@ -161,10 +162,9 @@ class GgufModel final : public ModelFiles {
         config_[place.heads == GgufHeads::kQuery ? "num_attention_heads" : "num_key_value_heads"]
             .get<int64_t>();
     if (rows % heads != 0 || rows / heads % 2 != 0) {
-      return MakeError(
-          ErrorCode::kCorruptData,
-          "[weights.gguf] {}: tensor {} has {} rows, wanted an even number for each of {} heads",
-          path, name, rows, heads);
+      return MakeError(ErrorCode::kCorruptData,
+                       "[weights.gguf] {}: tensor {} has {}, wanted an even number for each of {}",
+                       path, name, Counted(rows, "row"), Counted(heads, "head"));
     }
     return rows / heads;
   }

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <string_view>
 
+#include "base/units.h"
+
 namespace penstock::weights {
 namespace {
 
@@ -12,8 +14,8 @@ constexpr size_t kMaxMerges = size_t{1} << 23;
 Result<> CheckCount(const GgufMetadata& metadata, std::string_view key, size_t got, size_t tokens) {
   if (got != 0 && got != tokens) {
     return MakeError(ErrorCode::kCorruptData,
-                     "[weights.gguf] {}: {} has {} elements, wanted {} (one per token)",
-                     metadata.path(), key, got, tokens);
+                     "[weights.gguf] {}: {} has {}, wanted {} (one per token)", metadata.path(),
+                     key, Counted(got, "element"), tokens);
   }
   return {};
 }

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/json.h"
+#include "base/units.h"
 #include "model/decoder.h"
 #include "model/families/families.h"
 #include "model/known_keys.h"
@@ -142,9 +143,10 @@ Result<> CheckLayerTypes(const JsonReader& config, const Kimi& k) {
   }
   const bool fits = types->is_array() && static_cast<int64_t>(types->size()) == k.d.layers;
   if (!fits) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[model.config] {}: layer_types: got {} entries, wanted one per layer ({})",
-                     config.where(), types->is_array() ? types->size() : 0, k.d.layers);
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[model.config] {}: layer_types: got {}, wanted a list with one per layer ({})",
+        config.where(), EntriesText(*types), k.d.layers);
   }
   for (int64_t layer = 1; layer <= k.d.layers; ++layer) {
     const Json& got = (*types)[static_cast<size_t>(layer - 1)];
