@@ -13,6 +13,7 @@
 #include "cli/generate.h"
 #include "cli/model_flags.h"
 #include "cli/run_report.h"
+#include "cli/setup_watch.h"
 #include "cli/verbs.h"
 
 namespace penstock::cli {
@@ -123,6 +124,9 @@ std::string RateCell(const std::vector<double>& values) {
 Result<Json> RunOne(const BenchFlags& flags, const serve::ModelBundle& bundle,
                     const serve::RunOptions& options, int64_t sequences,
                     std::unique_ptr<comm::Channel> channel) {
+  SetupWatch loading(ExitStatus(ErrorCode::kInterrupted), [] {
+    fmt::print(stderr, "penstock bench: {}\n", InterruptedError().message);
+  });
   serve::RunDemand demand;
   demand.sequences = sequences;
   demand.positions = options.context > 0 ? options.context : flags.prompt_tokens + flags.generate;
@@ -130,6 +134,7 @@ Result<Json> RunOne(const BenchFlags& flags, const serve::ModelBundle& bundle,
   PENSTOCK_TRY_ASSIGN(
       const auto engine,
       serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
+  loading.Over();
   const std::vector<Prompt> prompts =
       RandomPrompts(sequences, flags.prompt_tokens, bundle.model.config.vocabulary);
   const Foretold foretold =
@@ -167,19 +172,19 @@ Result<Json> RunOne(const BenchFlags& flags, const serve::ModelBundle& bundle,
   return run;
 }
 
-Result<> BenchBody(const BenchFlags& flags, const serve::ModelBundle& bundle,
-                   const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
-  PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> counts, ParseIds(flags.sequences, "--sequences"));
+Result<std::vector<int32_t>> SequenceCounts(const BenchFlags& flags) {
+  PENSTOCK_TRY_ASSIGN(std::vector<int32_t> counts, ParseIds(flags.sequences, "--sequences"));
   if (counts.empty() || *std::min_element(counts.begin(), counts.end()) < 1) {
     return MakeError(ErrorCode::kInvalidArgument,
                      "[cli.bench] --sequences: got '{}', wanted numbers from 1 on",
                      flags.sequences);
   }
-  if (channel != nullptr && counts.size() > 1) {
-    return MakeError(ErrorCode::kInvalidArgument,
-                     "[cli.bench] under mpirun --sequences takes one number, got '{}'",
-                     flags.sequences);
-  }
+  return counts;
+}
+
+Result<> BenchBody(const Verb& verb, const BenchFlags& flags, const serve::ModelBundle& bundle,
+                   const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel) {
+  PENSTOCK_TRY_ASSIGN(const std::vector<int32_t> counts, SequenceCounts(flags));
   PENSTOCK_TRY_ASSIGN(const int64_t context,
                       serve::ContextOf(bundle.model.config, options.context));
   if (flags.prompt_tokens + flags.generate > context) {
@@ -202,6 +207,9 @@ Result<> BenchBody(const BenchFlags& flags, const serve::ModelBundle& bundle,
         "decode", "TTFT");
   }
   for (const int32_t sequences : counts) {
+    if (!json["runs"].empty()) {
+      PENSTOCK_TRY_ASSIGN(channel, NextChannel(verb, options.deadline_s));
+    }
     PENSTOCK_TRY_ASSIGN(Json run, RunOne(flags, bundle, options, sequences, std::move(channel)));
     json["runs"].push_back(std::move(run));
   }
@@ -234,11 +242,14 @@ void AddBench(Verb& app, int& status) {
   AddPipelineSections(*verb, flags->model);
   verb->Examples({"penstock bench -m model.gguf --stages 2 --sequences 1,16 --repeat 5"});
   verb->Callback([verb, flags, &status] {
-    status = RunModelVerb(*verb, flags->model,
-                          [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,
-                              std::unique_ptr<comm::Channel> channel) {
-                            return BenchBody(*flags, bundle, options, std::move(channel));
-                          });
+    const auto counts = SequenceCounts(*flags);  // a bad list is refused by the body
+    status = RunModelVerb(
+        *verb, flags->model,
+        [&](const serve::ModelBundle& bundle, const serve::RunOptions& options,
+            std::unique_ptr<comm::Channel> channel) {
+          return BenchBody(*verb, *flags, bundle, options, std::move(channel));
+        },
+        counts.ok() ? static_cast<int>(counts->size()) : 1);
   });
 }
 

@@ -16,6 +16,7 @@
 #include "cli/model_flags.h"
 #include "cli/run_report.h"
 #include "cli/sampling_flags.h"
+#include "cli/setup_watch.h"
 #include "cli/text_model.h"
 #include "cli/verbs.h"
 #include "trace/chrome.h"
@@ -223,6 +224,13 @@ Result<> Talk(Conversation& conversation, serve::Engine& engine, double deadline
 
 Result<> ChatBody(const ChatFlags& flags, const serve::ModelBundle& bundle,
                   serve::RunOptions options, std::unique_ptr<comm::Channel> channel) {
+  SetupWatch watch(0, [&flags] {
+    fmt::print(stderr, "{}interrupted before the conversation\n",
+               ::isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "");
+    if (flags.model.common.json) {
+      PrintJson({{"model", flags.model.model}, {"outputs", Json::array()}});
+    }
+  });
   PENSTOCK_TRY_ASSIGN(const weights::TokenizerMaterial material, bundle.files->Tokenizer());
   PENSTOCK_TRY_ASSIGN(const LoadedTokenizer tokenizer, LoadTokenizer(material));
   PENSTOCK_TRY_ASSIGN(const text::ChatTemplate* chat, PickTemplate(tokenizer, flags.template_name));
@@ -247,6 +255,7 @@ Result<> ChatBody(const ChatFlags& flags, const serve::ModelBundle& bundle,
   PENSTOCK_TRY_ASSIGN(
       const auto engine,
       serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
+  watch.Over();
   Conversation conversation(flags, *engine, tokenizer, *chat, generate, context);
   PENSTOCK_TRY(Talk(conversation, *engine, options.deadline_s));
   PENSTOCK_TRY_ASSIGN(const serve::RunReport report, engine->Stop());

@@ -214,11 +214,11 @@ CrossingWeight TrainCrossing(bool across_processes) {
       [&](const hw::Engine& engine) { return cost::TrainWorkPerByte(engine, across_processes); });
 }
 
-Result<CrossingWeight> AgreeOnCrossing(comm::Channel* channel, CrossingWeight own) {
+Result<CrossingWeight> AgreeOnCrossing(comm::Channel* channel, CrossingWeight own,
+                                       double deadline_s) {
   if (channel == nullptr) {
     return own;
   }
-  constexpr double kDeadlineS = 300;          // the other may still be reading headers
   static auto& account = *new MemoryAccount;  // outlives every channel
   const auto lane = [](int32_t target) {
     return comm::Lane{comm::LaneKind::kControl, 0, target, comm::kCutEdge};
@@ -227,7 +227,7 @@ Result<CrossingWeight> AgreeOnCrossing(comm::Channel* channel, CrossingWeight ow
   if (channel->rank() > 0) {
     PENSTOCK_TRY(channel->Open(lane(channel->rank()), options, account));
     PENSTOCK_TRY_ASSIGN(const comm::Message message,
-                        channel->Receive(lane(channel->rank()), {0, 0}, kDeadlineS));
+                        channel->Receive(lane(channel->rank()), {0, 0}, deadline_s));
     if (message.payload().size() != sizeof own.work_per_byte) {
       return MakeError(ErrorCode::kCorruptData,
                        "[cli.cut] rank 0 sent {} bytes, wanted {}: do all ranks run the same "
@@ -241,7 +241,7 @@ Result<CrossingWeight> AgreeOnCrossing(comm::Channel* channel, CrossingWeight ow
   for (int32_t other = 1; other < channel->size(); ++other) {
     PENSTOCK_TRY(channel->Open(lane(other), options, account));
     PENSTOCK_TRY(channel->Send({lane(other), {0, 0}, DType::kU8, std::ssize(part), 1, 0},
-                               std::span(&part, 1), kDeadlineS));
+                               std::span(&part, 1), deadline_s));
   }
   return own;
 }

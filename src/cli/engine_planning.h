@@ -47,7 +47,8 @@ CrossingWeight TrainCrossing(bool across_processes);
 
 // Rank 0's weight on every rank, so that all cut alike whatever their machines know. `channel` is
 // null without MPI. Errors: those of the channel.
-Result<CrossingWeight> AgreeOnCrossing(comm::Channel* channel, CrossingWeight own);
+Result<CrossingWeight> AgreeOnCrossing(comm::Channel* channel, CrossingWeight own,
+                                       double deadline_s);
 
 struct Foretold {
   std::optional<plan::ServingForecast> forecast;

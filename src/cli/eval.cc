@@ -71,7 +71,7 @@ void AddEval(Verb& app, int& status) {
   AddTrainFlags(*verb, *flags);
   verb->Examples({"penstock eval configs/train/tiny.toml"});
   verb->Callback([verb, flags, &status] {
-    status = RunRankedVerb(*verb, [&](std::unique_ptr<comm::Channel> channel) {
+    status = RunRankedVerb(*verb, flags->deadline_s, [&](std::unique_ptr<comm::Channel> channel) {
       return Run(*flags, std::move(channel));
     });
   });

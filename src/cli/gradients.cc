@@ -337,7 +337,8 @@ Result<> Gradients(GradientFlags flags, comm::Channel* channel, MemoryAccount& a
     if (channel == nullptr || channel->rank() == 0) {
       own = TrainCrossing(channel != nullptr);
     }
-    PENSTOCK_TRY_ASSIGN(own, AgreeOnCrossing(channel, std::move(own)));
+    PENSTOCK_TRY_ASSIGN(own,
+                        AgreeOnCrossing(channel, std::move(own), StartDeadline(flags.deadline_s)));
     flags.work_per_byte = own.work_per_byte;
   }
   PENSTOCK_TRY_ASSIGN(const std::unique_ptr<Prepared> prepared,
@@ -429,9 +430,10 @@ void AddGradients(Verb& app, int& status) {
   Verb* verb = app.AddVerb("gradients", "Loss and gradients of one step through any schedule");
   AddFlags(*verb, *flags);
   verb->Callback([verb, flags, &status] {
-    status = RunRankVerb(*verb, [&](comm::Channel* channel, MemoryAccount& account) {
-      return Gradients(*flags, channel, account);
-    });
+    status =
+        RunRankVerb(*verb, flags->deadline_s, [&](comm::Channel* channel, MemoryAccount& account) {
+          return Gradients(*flags, channel, account);
+        });
   });
 }
 

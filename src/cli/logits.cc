@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "cli/model_flags.h"
 #include "cli/npy_file.h"
+#include "cli/setup_watch.h"
 #include "cli/verbs.h"
 
 namespace penstock::cli {
@@ -40,6 +41,9 @@ Result<> LogitsBody(const LogitsFlags& flags, const serve::ModelBundle& bundle,
   if (run.context == 0) {
     run.context = bundle.model.config.context;  // a comparison uses what the model has
   }
+  SetupWatch loading(ExitStatus(ErrorCode::kInterrupted), [] {
+    fmt::print(stderr, "penstock logits: {}\n", InterruptedError().message);
+  });
   serve::RunDemand demand;
   demand.mode = serve::HeadMode::kLogits;
   demand.positions = rows;
@@ -47,6 +51,7 @@ Result<> LogitsBody(const LogitsFlags& flags, const serve::ModelBundle& bundle,
   PENSTOCK_TRY_ASSIGN(
       const auto engine,
       serve::Engine::Start(bundle, run, demand, std::move(channel), LoadProgressBar()));
+  loading.Over();
   PENSTOCK_TRY(engine->Admit(tokens, 0, {}));
   const int64_t vocabulary = bundle.model.graph.value(bundle.model.graph.logits).width;
   std::vector<float> logits(static_cast<size_t>(rows * vocabulary));

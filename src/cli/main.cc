@@ -1,5 +1,6 @@
 // penstock VERB: parses the command line and hands over to one verb.
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 #include <sys/stat.h>
@@ -9,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -48,6 +50,20 @@ std::string UnknownVerb(const std::string& word, const std::vector<std::string>&
                      nearest.empty() ? "" : fmt::format("\nDid you mean '{}'?", nearest));
 }
 
+// Verbs that run on every rank of mpirun.
+constexpr std::string_view kRankedVerbs[] = {"run",  "chat",       "bench",     "train",
+                                             "eval", "perplexity", "gradients", "logits"};
+
+// Of the others the first rank does everything.
+bool WorksAlone(int argc, char** argv) {
+  const std::string_view verb = argv[1];
+  const bool probe = std::any_of(argv, argv + argc, [](const char* word) {
+    return std::string_view(word) == "--mpi-probe";  // calibrate's own ranks
+  });
+  return !probe && std::find(std::begin(kRankedVerbs), std::end(kRankedVerbs), verb) ==
+                       std::end(kRankedVerbs);
+}
+
 int RunCommandLine(int argc, char** argv) {
   penstock::cli::Program app(
       "penstock",
@@ -70,6 +86,9 @@ int RunCommandLine(int argc, char** argv) {
     }
     return 2;
   }
+  if (!IsFirstRank() && argc > 1 && WorksAlone(argc, argv)) {
+    return 0;
+  }
   app.Parse(argc, argv, IsFirstRank(), status);
   return status;
 }
@@ -90,9 +109,20 @@ int WithOutputWritten(int status) {
   return 3;
 }
 
+// A standard stream that is closed would be the first file that is opened: a result would be
+// written into it. It is taken by something that can be neither read nor written as it should.
+void TakeClosedStreams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) < 0) {
+      static_cast<void>(::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY));
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  TakeClosedStreams();
   InstallLogSink();
   try {
     return WithOutputWritten(RunCommandLine(argc, argv));

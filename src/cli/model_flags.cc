@@ -16,6 +16,8 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "cli/engine_planning.h"
+#include "comm/meeting_watch.h"
+#include "comm/prepare_watch.h"
 
 namespace penstock::cli {
 namespace {
@@ -98,13 +100,17 @@ void WaitUntilRead(int fd) {
   }
 }
 
-void AbortAll(int status) {
-  std::fflush(stdout);
-  std::fflush(stderr);
-  WaitUntilRead(STDOUT_FILENO);
-  WaitUntilRead(STDERR_FILENO);
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // and written it
-  comm::AbortMpi(status);
+// MPI waits for a rank that does not come. The first rank that is there speaks, and mpirun ends the
+// others when its process ends.
+comm::MeetingLimit EndWhenLate(const Verb& verb, double deadline_s) {
+  return {StartDeadline(deadline_s), [&verb](const Error& error) {
+            const int before = std::min(comm::LaunchedRank::Mine().rank, 4);
+            std::this_thread::sleep_for(before * std::chrono::milliseconds(400));
+            fmt::print(stderr, "penstock {}: {}\n", verb.name(), TerminalText(error.message));
+            std::fflush(stderr);
+            WaitUntilRead(STDERR_FILENO);
+            ::_exit(ExitStatus(error.code));
+          }};
 }
 
 // What crosses, weighed for the cut; nothing to weigh where that is given or there is none.
@@ -120,11 +126,24 @@ Result<CrossingWeight> CrossingOf(const serve::ModelBundle& bundle,
         runtime::WeightRule::Create(bundle.model.graph, *bundle.files, options.weights));
     own = DecodeCrossing(MainPrecision(bundle.model.graph, rule), channel != nullptr);
   }
-  return AgreeOnCrossing(channel, own);
+  return AgreeOnCrossing(channel, own, StartDeadline(options.deadline_s));
 }
 
-Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> channel,
-                   const ModelBody& body) {
+// A rank that is not the first: serves the runs of the verb one after the other.
+Result<> RunWorkers(const Verb& verb, const serve::ModelBundle& bundle,
+                    const serve::RunOptions& options, std::unique_ptr<comm::Channel> channel,
+                    int runs) {
+  for (int run = 0; run < runs; ++run) {
+    if (run > 0) {
+      PENSTOCK_TRY_ASSIGN(channel, NextChannel(verb, options.deadline_s));
+    }
+    PENSTOCK_TRY(serve::RunWorker(bundle, options, std::move(channel)));
+  }
+  return {};
+}
+
+Result<> RunOnRank(const Verb& verb, const ModelFlags& flags,
+                   std::unique_ptr<comm::Channel> channel, const ModelBody& body, int runs) {
   PENSTOCK_TRY_ASSIGN(serve::RunOptions options, ToRunOptions(flags));
   if (channel != nullptr && options.stages == 0 && options.cut.empty()) {
     options.stages = channel->size();
@@ -135,7 +154,7 @@ Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> chann
   options.work_per_byte = crossing.work_per_byte;
   options.links_from = crossing.system;
   if (channel != nullptr && channel->rank() > 0) {
-    return serve::RunWorker(bundle, options, std::move(channel));
+    return RunWorkers(verb, bundle, options, std::move(channel), runs);
   }
   const int64_t ranks = options.cut.empty() ? std::max<int64_t>(1, options.stages)
                                             : static_cast<int64_t>(options.cut.size()) + 1;
@@ -144,10 +163,22 @@ Result<> RunOnRank(const ModelFlags& flags, std::unique_ptr<comm::Channel> chann
     LogNote("{} share {}: their times are those of shared cores", Counted(ranks, "stage"),
             Counted(kernels::UsableCores(), "core"));
   }
+  if (channel != nullptr) {  // the others wait while this one reads its prompts
+    PENSTOCK_TRY_ASSIGN(channel, comm::BeatUntilUsed(std::move(channel), options.deadline_s));
+  }
   return body(bundle, options, std::move(channel));
 }
 
 }  // namespace
+
+void AbortAll(int status) {
+  std::fflush(stdout);
+  std::fflush(stderr);
+  WaitUntilRead(STDOUT_FILENO);
+  WaitUntilRead(STDERR_FILENO);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // and written it
+  comm::AbortMpi(status);
+}
 
 Flag* AddInteger(Verb& verb, const std::string& name, int64_t& value, const std::string& help,
                  int64_t low, int64_t high) {
@@ -250,6 +281,12 @@ Result<double> ReadDeadline(double seconds) {
   return seconds;
 }
 
+double StartDeadline(double deadline_s) {
+  constexpr double kApartS = 5;
+  const Result<double> deadline = ReadDeadline(deadline_s);
+  return kApartS + (deadline.ok() ? deadline.value() : 30.0);
+}
+
 Result<serve::RunOptions> ToRunOptions(const ModelFlags& flags) {
   serve::RunOptions options;
   options.stages = flags.stages;
@@ -293,12 +330,12 @@ Result<std::vector<int32_t>> ParseIds(const std::string& text, const std::string
   return ids;
 }
 
-int RunRankedVerb(const Verb& verb, const RankedBody& body) {
+int RunRankedVerb(const Verb& verb, double deadline_s, const RankedBody& body) {
   std::unique_ptr<comm::Channel> channel;
   int rank = 0;
   const bool mpi = comm::LaunchedByMpi();
   if (mpi) {
-    auto created = comm::CreateMpiChannel();
+    auto created = comm::CreateMpiChannel(EndWhenLate(verb, deadline_s));
     if (!created.ok()) {
       return Fail(verb, created.error());
     }
@@ -317,20 +354,30 @@ int RunRankedVerb(const Verb& verb, const RankedBody& body) {
     }
     return status;
   }
-  comm::FinalizeMpi();
+  comm::FinalizeMpi(EndWhenLate(verb, deadline_s));
   return 0;
 }
 
-int RunModelVerb(const Verb& verb, const ModelFlags& flags, const ModelBody& body) {
-  return RunRankedVerb(verb, [&](std::unique_ptr<comm::Channel> channel) {
-    return RunOnRank(flags, std::move(channel), body);
+Result<std::unique_ptr<comm::Channel>> NextChannel(const Verb& verb, double deadline_s) {
+  if (!comm::LaunchedByMpi()) {
+    return std::unique_ptr<comm::Channel>();
+  }
+  PENSTOCK_TRY_ASSIGN(auto channel, comm::CreateMpiChannel(EndWhenLate(verb, deadline_s)));
+  return channel->rank() > 0 ? std::move(channel)
+                             : comm::BeatUntilUsed(std::move(channel), deadline_s);
+}
+
+int RunModelVerb(const Verb& verb, const ModelFlags& flags, const ModelBody& body, int runs) {
+  return RunRankedVerb(verb, flags.deadline_s, [&](std::unique_ptr<comm::Channel> channel) {
+    return RunOnRank(verb, flags, std::move(channel), body, runs);
   });
 }
 
-int RunRankVerb(const Verb& verb, const RankBody& body) {
+int RunRankVerb(const Verb& verb, double deadline_s, const RankBody& body) {
   MemoryAccount account;
-  return RunRankedVerb(
-      verb, [&](std::unique_ptr<comm::Channel> channel) { return body(channel.get(), account); });
+  return RunRankedVerb(verb, deadline_s, [&](std::unique_ptr<comm::Channel> channel) {
+    return body(channel.get(), account);
+  });
 }
 
 serve::LoadProgress LoadProgressBar() {
@@ -354,10 +401,16 @@ serve::LoadProgress LoadProgressBar() {
       return;
     }
     state->shown = now;
+    const auto percent = [](int64_t done, int64_t all) { return all > 0 ? done * 100 / all : 100; };
     std::string line = "loading";
+    std::pair<int64_t, int64_t> sum;
     for (size_t r = 0; r < state->ranks.size(); ++r) {
       const auto [done, all] = state->ranks[r];
-      line += fmt::format("  stage {} {:3d} %", r, all > 0 ? done * 100 / all : 100);
+      line += fmt::format("  stage {} {:3d} %", r, percent(done, all));
+      sum = {sum.first + done, sum.second + all};
+    }
+    if (static_cast<int>(line.size()) >= TerminalWidth()) {  // it could not be taken back
+      line = fmt::format("loading {} %", percent(sum.first, sum.second));
     }
     fmt::print(stderr, "\r{}\x1b[K", line);
     if (std::all_of(state->ranks.begin(), state->ranks.end(),

@@ -49,6 +49,11 @@ Result<int64_t> ReadMemoryLimit(const std::string& text);
 // kInvalidArgument.
 Result<double> ReadDeadline(double seconds);
 
+// How long ranks that are started together wait for each other at the start and at the end: a
+// little longer, since processes start apart. A deadline out of range (it is refused later) counts
+// as 30 s.
+double StartDeadline(double deadline_s);
+
 // "1,2,3" or white space between. Errors: kInvalidArgument naming `what` and the bad part.
 Result<std::vector<int32_t>> ParseIds(const std::string& text, const std::string& what);
 
@@ -60,22 +65,29 @@ using ModelBody =
 // `channel` is null without MPI.
 using RankedBody = std::function<Result<>(std::unique_ptr<comm::Channel> channel)>;
 
-// Runs `body` on every rank, reports errors (rank 0 speaks first), ends all ranks when one fails,
-// and gives the exit status.
-int RunRankedVerb(const Verb& verb, const RankedBody& body);
+// Runs `body` on every rank, reports errors (rank 0 speaks first), ends all ranks when one fails or
+// does not come within the deadline, and gives the exit status.
+int RunRankedVerb(const Verb& verb, double deadline_s, const RankedBody& body);
 
 // Opens the model, runs `body` on rank 0 (and the worker on the others), reports errors, gives the
-// exit status.
-int RunModelVerb(const Verb& verb, const ModelFlags& flags, const ModelBody& body);
+// exit status. `runs`: how many engines `body` starts, one after the other, each but the first with
+// a channel from NextChannel.
+int RunModelVerb(const Verb& verb, const ModelFlags& flags, const ModelBody& body, int runs = 1);
+
+// Rank 0's channel for the next run of a verb. Null without MPI.
+Result<std::unique_ptr<comm::Channel>> NextChannel(const Verb& verb, double deadline_s);
 
 // What a verb does on every rank. `channel` is null without MPI; `account` outlives it.
 using RankBody = std::function<Result<>(comm::Channel* channel, MemoryAccount& account)>;
 
 // Runs `body` on every rank of mpirun, or once; reports errors, gives the exit status.
-int RunRankVerb(const Verb& verb, const RankBody& body);
+int RunRankVerb(const Verb& verb, double deadline_s, const RankBody& body);
 
 // Load progress on standard error, when that is a terminal.
 serve::LoadProgress LoadProgressBar();
+
+// Ends all ranks of MPI with this status, when the launcher has read what this one has said.
+void AbortAll(int status);
 
 // Set by Ctrl-C (and SIGTERM); a second Ctrl-C ends the process at once.
 void CatchInterrupts();

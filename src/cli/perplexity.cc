@@ -10,6 +10,8 @@
 #include "base/json.h"
 #include "base/units.h"
 #include "cli/model_flags.h"
+#include "cli/setup_watch.h"
+#include "cli/standard_input.h"
 #include "cli/text_model.h"
 #include "cli/verbs.h"
 
@@ -29,7 +31,8 @@ Result<std::vector<int32_t>> TextTokens(const PerplexityFlags& flags,
   }
   PENSTOCK_TRY_ASSIGN(const weights::TokenizerMaterial material, bundle.files->Tokenizer());
   PENSTOCK_TRY_ASSIGN(const LoadedTokenizer loaded, LoadTokenizer(material));
-  PENSTOCK_TRY_ASSIGN(const std::string text, ReadFile(flags.file));
+  PENSTOCK_TRY_ASSIGN(const std::string text,
+                      flags.file == "-" ? ReadStandardInput() : ReadFile(flags.file));
   return loaded.tokenizer.Encode(text);
 }
 
@@ -58,6 +61,9 @@ Result<> PerplexityBody(const PerplexityFlags& flags, const serve::ModelBundle& 
     run.context = bundle.model.config.context;
   }
   const auto pieces = Pieces(tokens, run.context);
+  SetupWatch loading(ExitStatus(ErrorCode::kInterrupted), [] {
+    fmt::print(stderr, "penstock perplexity: {}\n", InterruptedError().message);
+  });
   serve::RunDemand demand;
   demand.mode = serve::HeadMode::kScore;
   demand.sequences = static_cast<int64_t>(pieces.size());
@@ -66,6 +72,7 @@ Result<> PerplexityBody(const PerplexityFlags& flags, const serve::ModelBundle& 
   PENSTOCK_TRY_ASSIGN(
       const auto engine,
       serve::Engine::Start(bundle, run, demand, std::move(channel), LoadProgressBar()));
+  loading.Over();
   for (const std::vector<int32_t>& piece : pieces) {
     PENSTOCK_TRY(engine->Admit(piece, 0, {}));
   }
@@ -112,7 +119,8 @@ void AddPerplexity(Verb& app, int& status) {
   Verb* verb = app.AddVerb("perplexity", "How well a model foretells a text");
   AddModelSection(*verb, flags->model);
   verb->Heading("Text");
-  Flag* file = verb->AddOption("--file", flags->file, "A text file")->TypeName("FILE");
+  Flag* file =
+      verb->AddOption("--file", flags->file, "A text file, - for standard input")->TypeName("FILE");
   Flag* tokens = verb->AddOption("--tokens", flags->tokens, "Token ids, taken literally")
                      ->TypeName("IDS")
                      ->Excludes(file);

@@ -5,9 +5,8 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <iostream>
-#include <iterator>
 #include <memory>
+#include <mutex>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -17,6 +16,8 @@
 #include "cli/model_flags.h"
 #include "cli/run_report.h"
 #include "cli/sampling_flags.h"
+#include "cli/setup_watch.h"
+#include "cli/standard_input.h"
 #include "cli/text_model.h"
 #include "cli/verbs.h"
 #include "trace/chrome.h"
@@ -45,10 +46,7 @@ struct RunFlags {
 };
 
 Result<std::string> ReadPromptFile(const std::string& path) {
-  if (path == "-") {
-    return std::string(std::istreambuf_iterator<char>(std::cin), {});
-  }
-  return ReadFile(path);
+  return path == "-" ? ReadStandardInput() : ReadFile(path);
 }
 
 // Each line that is not empty.
@@ -72,6 +70,26 @@ Result<std::vector<std::string>> ReadPromptLines(const std::string& path) {
                      path);
   }
   return lines;
+}
+
+// Flags that only texts heed, where there are none: not left out in silence.
+Result<> CheckTextFlags(const RunFlags& flags, bool has_tokenizer) {
+  if (!flags.stops.empty() && !has_tokenizer) {
+    return MakeError(
+        ErrorCode::kInvalidArgument,
+        "[cli.run] --stop: {} has no tokenizer, so that there is no text to end; leave "
+        "--stop out",
+        flags.model.model);
+  }
+  const bool only_tokens = flags.order.size() == flags.token_lists.size();
+  if (only_tokens && !flags.order.empty() &&
+      !(flags.system.empty() && flags.template_name.empty())) {
+    return MakeError(ErrorCode::kInvalidArgument,
+                     "[cli.run] {}: --tokens are taken literally, and there is no other prompt "
+                     "that it could shape; give -p, --prompt-file or --chat",
+                     flags.system.empty() ? "--template" : "--system");
+  }
+  return {};
 }
 
 // Standard input can be read once.
@@ -227,8 +245,43 @@ void PrintJsonReport(const RunFlags& flags, const serve::Engine& engine,
   PrintJson(json);
 }
 
+// What a run prints that was interrupted before it began.
+class NothingYet {
+ public:
+  explicit NothingYet(const RunFlags& flags) : flags_(flags) {}
+
+  void Keep(const std::vector<Prompt>& prompts) {
+    const std::lock_guard lock(mutex_);
+    for (const Prompt& prompt : prompts) {
+      outputs_.emplace_back();
+      outputs_.back().prompt_tokens = static_cast<int64_t>(prompt.tokens.size());
+      outputs_.back().finish_reason = "interrupted";
+    }
+  }
+
+  void Say() {
+    const std::lock_guard lock(mutex_);
+    fmt::print(stderr, "{}interrupted before the first token: nothing was generated\n",
+               ::isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "");
+    if (flags_.model.common.json) {
+      Json json = {{"model", flags_.model.model}, {"outputs", Json::array()}};
+      for (const Output& output : outputs_) {
+        json["outputs"].push_back(OutputJson(output));
+      }
+      PrintJson(json);
+    }
+  }
+
+ private:
+  const RunFlags& flags_;
+  std::mutex mutex_;
+  std::vector<Output> outputs_;
+};
+
 Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve::RunOptions options,
                  std::unique_ptr<comm::Channel> channel) {
+  NothingYet nothing(flags);
+  SetupWatch watch(0, [&nothing] { nothing.Say(); });
   std::optional<LoadedTokenizer> tokenizer;
   auto material = bundle.files->Tokenizer();
   if (material.ok()) {
@@ -237,6 +290,7 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
   } else if (flags.token_lists.empty()) {
     return material.error();
   }
+  PENSTOCK_TRY(CheckTextFlags(flags, tokenizer.has_value()));
   PENSTOCK_TRY_ASSIGN(std::vector<Prompt> prompts,
                       Prompts(flags, tokenizer ? &*tokenizer : nullptr));
   if (prompts.empty()) {
@@ -257,6 +311,7 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
   PENSTOCK_TRY_ASSIGN(const int64_t context,
                       serve::ContextOf(bundle.model.config, options.context));
   PENSTOCK_TRY(SetBudgets(prompts, flags, context));
+  nothing.Keep(prompts);
   serve::RunDemand demand;
   demand.sequences = static_cast<int64_t>(prompts.size());
   for (const Prompt& prompt : prompts) {
@@ -271,6 +326,7 @@ Result<> RunBody(const RunFlags& flags, const serve::ModelBundle& bundle, serve:
   PENSTOCK_TRY_ASSIGN(
       const auto engine,
       serve::Engine::Start(bundle, options, demand, std::move(channel), LoadProgressBar()));
+  watch.Over();
   std::vector<plan::Request> requests;
   for (const Prompt& prompt : prompts) {
     requests.push_back({static_cast<int64_t>(prompt.tokens.size()), prompt.max_new});

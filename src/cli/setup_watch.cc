@@ -43,7 +43,7 @@ void SetupWatch::Watch() {
       }
       std::fflush(nullptr);
       if (comm::LaunchedByMpi()) {
-        comm::AbortMpi(status_);
+        AbortAll(status_);
       }
       std::_Exit(status_);
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/json.h"
+#include "base/log.h"
 
 namespace penstock::cli {
 namespace {
@@ -78,6 +79,10 @@ Result<serve::SamplingParams> SamplingFrom(const SamplingFlags& flags,
   params.seed = static_cast<uint64_t>(flags.seed.value_or(0));
   params.logprobs = static_cast<int32_t>(flags.logprobs.value_or(-1));
   if (flags.greedy) {
+    if (flags.temperature.value_or(0) > 0 || cuts_given) {
+      LogWarning("--greedy takes the likeliest token: {} without effect",
+                 cuts_given ? "--top-k, --top-p and --min-p are" : "--temperature is");
+    }
     params.temperature = 0;
   }
   PENSTOCK_TRY(serve::CheckSampling(params));

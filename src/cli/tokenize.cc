@@ -4,13 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <cstdio>
-#include <iostream>
-#include <iterator>
 #include <memory>
 
 #include "base/json.h"
 #include "base/log.h"
 #include "cli/model_flags.h"
+#include "cli/standard_input.h"
 #include "cli/text_model.h"
 #include "cli/verbs.h"
 
@@ -67,8 +66,10 @@ Result<> Tokenize(const TokenizeFlags& flags) {
   PENSTOCK_TRY_ASSIGN(const weights::TokenizerMaterial material,
                       weights::OpenTokenizer(flags.model));
   PENSTOCK_TRY_ASSIGN(const LoadedTokenizer loaded, LoadTokenizer(material));
-  const std::string input =
-      flags.has_text ? flags.text : std::string(std::istreambuf_iterator<char>(std::cin), {});
+  std::string input = flags.text;
+  if (!flags.has_text) {
+    PENSTOCK_TRY_ASSIGN(input, ReadStandardInput());
+  }
   return flags.decode ? Decode(flags, loaded.tokenizer, input)
                       : Encode(flags, loaded.tokenizer, input);
 }

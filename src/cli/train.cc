@@ -331,9 +331,9 @@ void AddTrain(Verb& app, int& status) {
       {"penstock train configs/train/tiny.toml --set pipeline.schedule=zb-v",
        "mpirun --oversubscribe --bind-to none -n 2 penstock train configs/train/tiny.toml"});
   verb->Callback([verb, flags, &status] {
-    status = RunRankedVerb(*verb, [&](std::unique_ptr<comm::Channel> channel) {
-      return Run(*flags, std::move(channel));
-    });
+    status = RunRankedVerb(
+        *verb, flags->train.deadline_s,
+        [&](std::unique_ptr<comm::Channel> channel) { return Run(*flags, std::move(channel)); });
   });
 }
 

@@ -69,7 +69,8 @@ Result<> WeighCrossing(const train::TrainConfig& config, comm::Channel* channel,
   if (channel == nullptr || channel->rank() == 0) {
     own = TrainCrossing(channel != nullptr);
   }
-  PENSTOCK_TRY_ASSIGN(const CrossingWeight crossing, AgreeOnCrossing(channel, own));
+  PENSTOCK_TRY_ASSIGN(const CrossingWeight crossing,
+                      AgreeOnCrossing(channel, own, StartDeadline(options.deadline_s)));
   options.work_per_byte = crossing.work_per_byte;
   options.links_from = crossing.system;
   return {};

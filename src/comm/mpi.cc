@@ -6,6 +6,11 @@
 // Each lane is one MPI tag; the receiver keeps K + 1 receives posted (K undelivered messages and
 // the one being read), the sender owns K buffers. A credit is a one-byte message back on the lane's
 // tag plus kCreditTag. Waits poll, first without pause, then with short sleeps.
+//
+// MPI's own waits can not be given a deadline: MPI_Init and the exchange behind it end when every
+// rank is there (OpenMPI's ranks wait in PMIx for what the others say of themselves), MPI_Finalize
+// when every rank has come. MeetingWatch counts the time of both. Elsewhere nothing waits in MPI:
+// messages of a rank that is stopped, or on a machine that is lost, are late for their deadline.
 
 #define OMPI_SKIP_MPICXX 1  // only the C interface
 #define MPICH_SKIP_MPICXX 1
@@ -20,6 +25,7 @@
 
 #include "base/cores.h"
 #include "comm/channel.h"
+#include "comm/meeting_watch.h"
 #include "comm/peer_watch.h"
 
 namespace penstock::comm {
@@ -112,12 +118,12 @@ struct LocalLane {
 class MpiChannel final : public Channel {
  public:
   MpiChannel() {
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
-    MPI_Comm_size(MPI_COMM_WORLD, &size_);
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm_);
+    MPI_Comm_rank(comm_, &rank_);
+    MPI_Comm_size(comm_, &size_);
     const ProcessName mine = ProcessName::Mine();
     std::vector<ProcessName> names(static_cast<size_t>(size_));
-    MPI_Allgather(&mine, sizeof mine, MPI_BYTE, names.data(), sizeof mine, MPI_BYTE,
-                  MPI_COMM_WORLD);
+    MPI_Allgather(&mine, sizeof mine, MPI_BYTE, names.data(), sizeof mine, MPI_BYTE, comm_);
     watch_.emplace(names, rank_);
     MPI_Irecv(&end_byte_, 1, MPI_BYTE, MPI_ANY_SOURCE, kEndTag, MPI_COMM_WORLD, &end_request_);
   }
@@ -238,7 +244,7 @@ class MpiChannel final : public Channel {
                    "the parts are the payload");
     --out.credits;
     MPI_Isend(slot->buffer.data(), static_cast<int>(bytes), MPI_BYTE, out.lane.target,
-              MpiTag(out.lane), MPI_COMM_WORLD, &slot->request);
+              MpiTag(out.lane), comm_, &slot->request);
     counters_.messages_sent += 1;
     counters_.bytes_sent += header.payload_bytes();
     Progress();
@@ -314,13 +320,13 @@ class MpiChannel final : public Channel {
     InLane::Slot& slot = in.slots[index];
     slot.state = InLane::Slot::State::kPosted;
     MPI_Irecv(slot.buffer.data(), static_cast<int>(slot.buffer.size()), MPI_BYTE, in.lane.source,
-              MpiTag(in.lane), MPI_COMM_WORLD, &slot.request);
+              MpiTag(in.lane), comm_, &slot.request);
     in.posted.push_back(index);
   }
 
-  static void PostCredit(OutLane& out) {
-    MPI_Irecv(&out.credit_byte, 1, MPI_BYTE, out.lane.target, MpiTag(out.lane) + kCreditTag,
-              MPI_COMM_WORLD, &out.credit_request);
+  void PostCredit(OutLane& out) const {
+    MPI_Irecv(&out.credit_byte, 1, MPI_BYTE, out.lane.target, MpiTag(out.lane) + kCreditTag, comm_,
+              &out.credit_request);
   }
 
   static OutLane::Slot* FreeSlot(OutLane& out) {
@@ -354,7 +360,7 @@ class MpiChannel final : public Channel {
     }
   }
 
-  static void ProgressOut(OutLane& out) {
+  void ProgressOut(OutLane& out) const {
     for (OutLane::Slot& slot : out.slots) {
       if (slot.request != MPI_REQUEST_NULL) {
         int done = 0;
@@ -535,11 +541,13 @@ class MpiChannel final : public Channel {
   void ReturnCredit(const InLane& in) {
     static const std::byte kCredit{1};
     MPI_Request request = MPI_REQUEST_NULL;
-    MPI_Isend(&kCredit, 1, MPI_BYTE, in.lane.source, MpiTag(in.lane) + kCreditTag, MPI_COMM_WORLD,
-              &request);
+    MPI_Isend(&kCredit, 1, MPI_BYTE, in.lane.source, MpiTag(in.lane) + kCreditTag, comm_, &request);
     MPI_Request_free(&request);
   }
 
+  // Its own, so that a following channel never meets what is left of this one. Kept until the
+  // process ends: to free it, all ranks would have to meet.
+  MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0;
   int size_ = 1;
   bool own_core_ = RanksHere() <= UsableCores();
@@ -604,18 +612,33 @@ bool LaunchedByMpi() {
   return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMI_SIZE") != nullptr;
 }
 
-Result<std::unique_ptr<Channel>> CreateMpiChannel() {
+Result<std::unique_ptr<Channel>> CreateMpiChannel(const MeetingLimit& limit) {
+  const MeetingWatch watch(limit, "to start");
   if (!Initialized()) {
     int provided = 0;
-    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
+    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided) != MPI_SUCCESS) {
       return MakeError(ErrorCode::kInternal, "[comm.mpi] MPI_Init_thread failed");
+    }
+    if (provided < MPI_THREAD_SERIALIZED) {  // prepare_watch.h beats from a thread
+      return MakeError(ErrorCode::kUnsupported,
+                       "[comm.mpi] this MPI takes calls of one thread only, wanted "
+                       "MPI_THREAD_SERIALIZED");
     }
   }
   return std::unique_ptr<Channel>(std::make_unique<MpiChannel>());
 }
 
+Result<std::unique_ptr<Channel>> CreateMpiChannel() {
+  return CreateMpiChannel(MeetingLimit());
+}
+
 void FinalizeMpi() {
+  FinalizeMpi(MeetingLimit());
+}
+
+void FinalizeMpi(const MeetingLimit& limit) {
   if (Initialized()) {
+    const MeetingWatch watch(limit, "to end");
     MPI_Finalize();
   }
 }

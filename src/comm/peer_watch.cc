@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -20,7 +21,9 @@ ProcessName ProcessName::Mine() {
   if (boot.empty() || ::stat("/proc/self/ns/pid", &space) != 0) {
     return {};
   }
-  return {std::hash<std::string>()(boot + std::to_string(space.st_ino)), ::getpid()};
+  const char* named = std::getenv("PENSTOCK_MACHINE");
+  const std::string machine = boot + std::to_string(space.st_ino) + (named != nullptr ? named : "");
+  return {std::hash<std::string>()(machine), ::getpid()};
 }
 
 PeerWatch::PeerWatch(std::span<const ProcessName> names, int rank) : handles_(names.size(), -1) {

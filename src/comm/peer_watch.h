@@ -13,7 +13,9 @@ namespace penstock::comm {
 
 // Names a process among those of all machines. Plain bytes, to be exchanged.
 struct ProcessName {
-  uint64_t machine = 0;  // its boot and process-id namespace
+  // Its boot and process-id namespace; where PENSTOCK_MACHINE is set, also that name, so that ranks
+  // of one machine can be rehearsed as ranks of several.
+  uint64_t machine = 0;
   int64_t pid = 0;
 
   static ProcessName Mine();
@@ -22,7 +24,8 @@ struct ProcessName {
 class PeerWatch {
  public:
   // `names`: one per rank. A rank of another machine, or one that can't be watched, counts as
-  // running.
+  // running: one that ends without a word is then noticed by whoever waits for its message, when
+  // the deadline is over, unless the launcher ends all ranks before.
   PeerWatch(std::span<const ProcessName> names, int rank);
   ~PeerWatch();
   PeerWatch(const PeerWatch&) = delete;

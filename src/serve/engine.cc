@@ -6,12 +6,10 @@
 
 #include "base/log.h"
 #include "base/units.h"
+#include "comm/prepare_watch.h"
 
 namespace penstock::serve {
 namespace {
-
-// For the set-up message: rank 0 may wait for a person to type a prompt first.
-constexpr double kSetupDeadlineS = 1800;
 
 // What rank 0 tells the others before anything is set up.
 struct SetupMessage {
@@ -139,7 +137,7 @@ Result<> Engine::TellWorkers(comm::Clock::time_point origin) {
   for (int32_t other = 1; other < channels_[0]->size(); ++other) {
     PENSTOCK_TRY(channels_[0]->Open(SetupLane(other), {sizeof message, 1}, setup_account_));
     PENSTOCK_TRY(channels_[0]->Send({SetupLane(other), {0, 0}, DType::kU8, sizeof message, 1, 0},
-                                    std::span(&part, 1), kSetupDeadlineS));
+                                    std::span(&part, 1), options_.deadline_s));
   }
   return {};
 }
@@ -346,11 +344,12 @@ Result<RunReport> Engine::Stop() {
 
 namespace {
 
-Result<SetupMessage> HearSetup(comm::Channel& channel, MemoryAccount& account) {
+Result<SetupMessage> HearSetup(comm::Channel& channel, double deadline_s, MemoryAccount& account) {
   SetupMessage message;
   const comm::Lane lane = SetupLane(channel.rank());
   PENSTOCK_TRY(channel.Open(lane, {sizeof message, 1}, account));
-  PENSTOCK_TRY_ASSIGN(const comm::Message received, channel.Receive(lane, {0, 0}, kSetupDeadlineS));
+  PENSTOCK_TRY(comm::AwaitWhileBeating(channel, lane, deadline_s, account));
+  PENSTOCK_TRY_ASSIGN(const comm::Message received, channel.Receive(lane, {0, 0}, deadline_s));
   if (received.payload().size() != sizeof message) {
     return MakeError(ErrorCode::kCorruptData,
                      "[serve.engine] the set-up message has {} bytes, wanted {}: do all ranks run "
@@ -370,7 +369,8 @@ Result<> RunWorker(const ModelBundle& bundle, const RunOptions& options,
   const std::unique_ptr<comm::Channel> channel = std::move(owned);
   const int32_t on_machine = RanksOnThisMachine(channel->size(), true);
   const RunOptions resolved = Resolved(options, on_machine);
-  PENSTOCK_TRY_ASSIGN(const SetupMessage message, HearSetup(*channel, setup_account));
+  PENSTOCK_TRY_ASSIGN(const SetupMessage message,
+                      HearSetup(*channel, resolved.deadline_s, setup_account));
   PENSTOCK_TRY_ASSIGN(auto device, MakeDevice(resolved));
   PENSTOCK_TRY_ASSIGN(const RunSetup setup,
                       MakeRunSetup(bundle, resolved, message.demand, on_machine, true, *device));

@@ -187,8 +187,8 @@ TEST_F(BadInput, PromptsThatAreNone) {
   ExpectRefused({"run", "-m", Playback(), "--prompt-file", folder_->path()}, {folder_->path()});
   ExpectRefused({"run", "-m", Playback(), "--prompt-file", "-", "--prompt-lines", "-"},
                 {"--prompt-lines", "standard input", "2 times"});
-  ExpectRefused({"run", "-m", Playback(), "--prompt-lines", "-"}, {"--prompt-lines -", "no line"}, 0,
-                "\n\r\n\n");
+  ExpectRefused({"run", "-m", Playback(), "--prompt-lines", "-"}, {"--prompt-lines -", "no line"},
+                0, "\n\r\n\n");
   ExpectRefused({"run", "-m", Playback(), "--chat", Path("absent.json"), "--template", "chatml"},
                 {"absent.json"});
   WriteText(Path("broken.json"), "{\"messages\": [");
@@ -469,6 +469,28 @@ TEST_F(BadInput, AResultThatStandardOutputDoesNotTakeIsNoSuccess) {
   }
   const std::string plan = PenstockCommand({})[0] + " inspect smollm2-135m > /dev/full";
   EXPECT_EQ(RunCommand({"/bin/sh", "-c", plan}).status, 3);
+}
+
+TEST_F(BadInput, ClosedStreamsAreNoFilesOfOthers) {
+  const std::string run = PenstockCommand({})[0] + " run -m " + Tiny() + " -n 2 --tokens ";
+  const Finished out = RunCommand({"/bin/sh", "-c", run + "1,2 --json >&-"});
+  EXPECT_EQ(out.status, 3) << out.err;
+  EXPECT_NE(out.err.find("standard output"), std::string::npos) << out.err;
+  EXPECT_EQ(RunCommand({"/bin/sh", "-c", run + "1,2 2>&-"}).status, 0);
+  const std::string tokenize = PenstockCommand({})[0] + " tokenize -m " + Playback();
+  const Finished in = RunCommand({"/bin/sh", "-c", tokenize + " <&-"});
+  EXPECT_EQ(in.status, 2) << in.out;
+  EXPECT_NE(in.err.find("standard input"), std::string::npos) << in.err;
+}
+
+TEST_F(BadInput, FlagsThatNothingWouldHeedAreRefused) {
+  ExpectRunRefused({"--stop", "x"}, {"--stop", "no tokenizer"});
+  ExpectRunRefused({"--system", "Be brief."}, {"--system", "--tokens are taken literally"});
+  ExpectRunRefused({"--template", "chatml"}, {"--template", "--tokens are taken literally"});
+  const Finished both = RunPenstock(
+      {"run", "-m", Tiny(), "--tokens", "1", "-n", "2", "--greedy", "--temperature", "0.7"});
+  EXPECT_EQ(both.status, 0) << both.err;
+  EXPECT_NE(both.err.find("--temperature is without effect"), std::string::npos) << both.err;
 }
 
 TEST_F(BadInput, OutputsThatCannotBeWritten) {

@@ -193,8 +193,8 @@ TEST_F(Generate, FilesMayBeSeveralAndLinesSeveralSequences) {
   EXPECT_EQ(files["outputs"][1]["text"], "ef");
   EXPECT_EQ(files["outputs"][2]["text"], "hi");
   // Line ends of either kind, empty lines, and a last line without an end.
-  const Json lines = RunJson(Alphabet(), {"-p", "h", "--prompt-lines", "-", "-n", "2"},
-                             "a\n\n\r\nbc\r\nxe\n\nf");
+  const Json lines =
+      RunJson(Alphabet(), {"-p", "h", "--prompt-lines", "-", "-n", "2"}, "a\n\n\r\nbc\r\nxe\n\nf");
   ASSERT_EQ(lines["outputs"].size(), 5U);
   const char* const wanted[] = {"ij", "bc", "de", "fg", "gh"};
   for (size_t i = 0; i < 5; ++i) {
@@ -409,6 +409,25 @@ TEST_F(Generate, ProcessesGiveWhatThreadsGive) {
     EXPECT_EQ(RunJson(Random(), flags, "", 3)["outputs"], alone["outputs"]);
   }
   EXPECT_EQ(RunJson(Alphabet(), {"-p", "!"}, "", 3)["outputs"][0]["text"], "abcdefghijk");
+}
+
+TEST_F(Generate, ProcessesMeasureSeveralNumbersOfSequencesInOneBench) {
+  const Words bench = {"bench", "-m",          Random(), "--prompt-tokens", "8", "--generate",
+                       "4",     "--sequences", "1,3",    "--repeat",        "1", "--threads",
+                       "1",     "--json"};
+  const Finished done = RunCommand(PenstockCommand(bench, 2));
+  ASSERT_EQ(done.status, 0) << done.err;
+  const auto json = ParseJson(done.out, "bench");
+  ASSERT_TRUE(json.ok()) << done.out;
+  ASSERT_EQ(json.value()["runs"].size(), 2U);
+  EXPECT_EQ(json.value()["runs"][1]["sequences"], 3);
+  EXPECT_EQ(json.value()["runs"][1]["stages"].size(), 2U);
+}
+
+TEST_F(Generate, OnlyTheFirstProcessOfAVerbWithoutRanksSpeaks) {
+  const Finished done = RunCommand(PenstockCommand({"inspect", Random(), "--json"}, 3));
+  EXPECT_EQ(done.status, 0) << done.err;
+  EXPECT_TRUE(ParseJson(done.out, "inspect").ok()) << done.out;
 }
 
 TEST_F(Generate, ProcessesGiveTheLogitsOfEachFamilyThatThreadsGive) {

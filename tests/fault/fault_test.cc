@@ -7,10 +7,12 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/json.h"
@@ -32,6 +34,23 @@ bool Exists(pid_t pid) {
   std::string text{std::istreambuf_iterator<char>(file), {}};
   const size_t name_end = text.rfind(')');
   return name_end != std::string::npos && text.substr(name_end + 2, 1) != "Z";
+}
+
+// The process of rank 0 that has `word` on its command line; -1: none.
+pid_t RankZero(const std::string& word) {
+  const auto text_of = [](const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return std::string{std::istreambuf_iterator<char>(file), {}};
+  };
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string folder = entry.path().string();
+    const std::string zero("\0OMPI_COMM_WORLD_RANK=0\0", 24);
+    if (text_of(folder + "/cmdline").find(word) != std::string::npos &&
+        text_of(folder + "/environ").find(zero) != std::string::npos) {
+      return static_cast<pid_t>(std::stol(entry.path().filename().string()));
+    }
+  }
+  return -1;
 }
 
 class Faults : public ::testing::Test {
@@ -164,6 +183,89 @@ TEST_F(Faults, ASignalFromOutsideToOneOfThreeProcessesEndsAll) {
       EXPECT_FALSE(Exists(rank)) << "process " << rank << " is left";
     }
   }
+}
+
+// ---- Ranks that never come: MPI itself would wait for them without end ----
+
+TEST_F(Faults, ARankThatStopsBeforeMpiIsUpIsNamedByTheOthers) {
+  std::vector<std::string> command = Command(2, true);
+  for (const char* word : {":", "-n", "1", "sh", "-c", "kill -STOP $$"}) {
+    command.emplace_back(word);
+  }
+  Running run(command);
+  const auto done = run.Wait(kLimit);
+  ASSERT_TRUE(done.has_value()) << "still running after " << kLimit << " s";
+  EXPECT_EQ(done->status, 3) << done->err;
+  for (const char* words : {"penstock run: ", "of 3 waited ", " s for all ranks to start",
+                            "missed: rank 2: its process ", " (sh) is stopped"}) {
+    EXPECT_NE(done->err.find(words), std::string::npos) << words << " in: " << done->err;
+  }
+  EXPECT_EQ(done->err.find("rank 0: its process"), std::string::npos) << done->err;
+  EXPECT_EQ(done->err.find("rank 1: its process"), std::string::npos) << done->err;
+}
+
+TEST_F(Faults, ARankThatIsAnotherProgramOrEndsBeforeMpiIsUpIsNamed) {
+  for (const auto& [program, words] : {std::pair("exec sleep 100", " runs another program (sleep)"),
+                                       std::pair("exit 0", "rank 0: its process has ended")}) {
+    std::vector<std::string> command = Command(1, true);
+    command.insert(command.begin() + 1, {"-n", "1", "sh", "-c", program, ":"});
+    Running run(command);
+    const auto done = run.Wait(kLimit);
+    ASSERT_TRUE(done.has_value()) << "still running after " << kLimit << " s";
+    EXPECT_EQ(done->status, 3) << done->err;
+    EXPECT_NE(done->err.find(words), std::string::npos) << done->err;
+    EXPECT_NE(done->err.find("rank 1 of 2 waited"), std::string::npos) << done->err;
+  }
+}
+
+// ---- Ranks of several machines, rehearsed on one ----
+
+TEST_F(Faults, ARankOfAnotherMachineThatEndsWithoutAWordIsMissedAfterTheDeadline) {
+  // mpirun is told to leave the others alone, as when a machine is lost; it then gives no status.
+  const std::string script = folder_->path() + "/machines";
+  std::string line = Describe(Command(3, true));
+  line = line.substr(line.find(PenstockPath()));
+  WriteText(script, "#!/bin/sh\nPENSTOCK_MACHINE=m$OMPI_COMM_WORLD_RANK exec " + line + "\n");
+  Running run({std::string(PENSTOCK_SOURCE_DIR) + "/scripts/mpirun", "--enable-recovery", "-n", "3",
+               "sh", script},
+              "", {"PENSTOCK_FAULT=1:F5:die"});
+  const auto done = run.Wait(kLimit);
+  ASSERT_TRUE(done.has_value()) << "still running after " << kLimit << " s";
+  for (const char* words : {"rank 2 (stage 2), action 2RECV_F", "step 5", "waited 2.",
+                            "rank 1 is late or has stopped"}) {
+    EXPECT_NE(done->err.find(words), std::string::npos) << words << " in: " << done->err;
+  }
+  EXPECT_EQ(done->err.find("the process of rank"), std::string::npos) << done->err;
+}
+
+// ---- What rank 0 does before there is anything to run ----
+
+TEST_F(Faults, RanksWaitForSlowInputAsLongAsRankZeroIsThere) {
+  const std::string mpirun = std::string(PENSTOCK_SOURCE_DIR) + "/scripts/mpirun";
+  const std::string path = folder_->path() + "/typed";
+  WritePlayback(path, "!ab");
+  const std::string penstock = " -n 2 " + PenstockPath() + " run -m " + path +
+                               " --prompt-file - --greedy --threads 1 --deadline 1";
+  const Finished done = RunCommand({"sh", "-c", "(sleep 4; printf '!') | " + mpirun + penstock});
+  EXPECT_EQ(done.status, 0) << done.err;
+  EXPECT_EQ(done.out, "ab\n");
+
+  Running run({"sh", "-c", "sleep 50 | " + mpirun + penstock + " & exec sleep 60"});
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  const pid_t first = RankZero(path);
+  ASSERT_GT(first, 0);
+  kill(first, SIGSTOP);
+  std::string err;
+  for (int tries = 0; tries < 600 && err.find("heard nothing of rank 0") == std::string::npos;
+       ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    err = run.Errors();
+  }
+  EXPECT_NE(err.find("rank 1 has heard nothing of rank 0 for 1.0 s"), std::string::npos) << err;
+  for (int tries = 0; tries < 200 && Exists(first); ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_FALSE(Exists(first));
 }
 
 TEST_F(Faults, AFaultThatCannotBeReadIsRefused) {

@@ -129,6 +129,10 @@ std::string Running::Output() const {
   return ReadAll(work_.path() + "/out");
 }
 
+std::string Running::Errors() const {
+  return ReadAll(work_.path() + "/err");
+}
+
 bool Running::WaitForOutput(size_t bytes, double seconds) {
   const Clock::time_point start = Clock::now();
   while (true) {

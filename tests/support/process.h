@@ -52,6 +52,7 @@ class Running {
 
   // What it has printed so far.
   std::string Output() const;
+  std::string Errors() const;
 
   // True once at least `bytes` are on its standard output; false when that took longer, or it ended
   // with less.
