@@ -101,11 +101,10 @@ void WaitUntilRead(int fd) {
 }
 
 // MPI waits for a rank that does not come. The first rank that is there speaks, and mpirun ends the
-// others when its process ends.
+// others when its process ends; they would look, and speak, a second later.
 comm::MeetingLimit EndWhenLate(const Verb& verb, double deadline_s) {
-  return {StartDeadline(deadline_s), [&verb](const Error& error) {
-            const int before = std::min(comm::LaunchedRank::Mine().rank, 4);
-            std::this_thread::sleep_for(before * std::chrono::milliseconds(400));
+  const double later_s = std::min(comm::LaunchedRank::Mine().rank, 4);
+  return {StartDeadline(deadline_s) + later_s, [&verb](const Error& error) {
             fmt::print(stderr, "penstock {}: {}\n", verb.name(), TerminalText(error.message));
             std::fflush(stderr);
             WaitUntilRead(STDERR_FILENO);
