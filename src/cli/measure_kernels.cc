@@ -217,16 +217,18 @@ class AttentionRun {
     }
     run->scratch_.resize(
         static_cast<size_t>(device.AttentionWorkspaceBytes(run->params_, all) + 64));
-    // Fills every position of every layer with numbers.
+    // Fills every position of every layer with numbers; a window of one key leaves the scores out.
+    kernels::AttentionParams fill = run->params_;
+    fill.window = 1;
     for (size_t i = 0; i < run->caches_.size(); ++i) {
       for (int64_t at = 0; at < all; at += rows) {
-        run->Call(i, std::min(rows, all - at), at);
+        run->Call(fill, i, std::min(rows, all - at), at);
       }
     }
     return run;
   }
 
-  void operator()() { Call(next_++ % caches_.size(), rows_, first_); }
+  void operator()() { Call(params_, next_++ % caches_.size(), rows_, first_); }
 
  private:
   AttentionRun(const AttentionShape& shape, Device& device, int64_t rows, int64_t first)
@@ -243,7 +245,7 @@ class AttentionRun {
     params_.scale = 1.0F / std::sqrt(static_cast<float>(shape.head_dim));
   }
 
-  void Call(size_t layer, int64_t rows, int64_t first) {
+  void Call(const kernels::AttentionParams& params, size_t layer, int64_t rows, int64_t first) {
     kernels::SequenceRows sequence;
     sequence.rows = rows;
     sequence.first_position = first;
@@ -251,7 +253,7 @@ class AttentionRun {
     const Tensor keys(k_.data(), DType::kF32, rows, shape_.kv_heads * shape_.head_dim);
     const int64_t width = shape_.heads * shape_.head_dim;
     device_.Attention(
-        *caches_[layer], params_, {&sequence, 1}, Tensor(q_.data(), DType::kF32, rows, width), keys,
+        *caches_[layer], params, {&sequence, 1}, Tensor(q_.data(), DType::kF32, rows, width), keys,
         keys, Tensor(out_.data(), DType::kF32, rows, width),
         Tensor(scratch_.data(), DType::kU8, 1, static_cast<int64_t>(scratch_.size())));
   }
