@@ -6,7 +6,7 @@ option(PENSTOCK_MPI "Ranks on several machines over MPI" ON)
 option(PENSTOCK_WERROR "Warnings are errors" ON)
 option(PENSTOCK_CHECKS "PENSTOCK_DCHECK is active" OFF)
 option(PENSTOCK_PCH "Precompile the headers of libraries: a third off a build from nothing" OFF)
-option(PENSTOCK_UNITY "Compile several sources of a folder at once: half a build from nothing, more of one after a change" OFF)
+option(PENSTOCK_UNITY "Compile five sources of a folder at a time: half the steps of a build from nothing, longer ones after a change" OFF)
 set(PENSTOCK_SANITIZE "" CACHE STRING "empty, address or thread")
 
 set(CMAKE_CXX_STANDARD 20)
